@@ -82,7 +82,7 @@ class _Payload:
 
 
 def auto_path(store: CheckpointStore, session: str, steps: int, sequence: int) -> str:
-    """The path of a checkpoint for which none was given."""
+    """Return the path of a checkpoint for which none was given."""
     return os.path.join(store.folder, f"session_{session}_step_{steps}_{int(time.time())}-{sequence}.pkl")
 
 
@@ -92,7 +92,7 @@ def auto_path(store: CheckpointStore, session: str, steps: int, sequence: int) -
 def metadata_of(
     snapshot: Snapshot, program: Program, *, path: str, sequence: int, cause: str, user: dict[str, Any] | None
 ) -> CheckpointMetadata:
-    """The metadata of a cut that is about to be written."""
+    """Return the metadata of a cut that is about to be written."""
     facts = snapshot.facts
     return CheckpointMetadata(
         checkpoint_id=f"chk_{uuid.uuid4().hex}",
@@ -135,7 +135,7 @@ def save(
 ) -> CheckpointMetadata:
     """Write one trio at `metadata.path`; it is there as a whole when this returns.
 
-    `going`: told what the meta is, says what goes with the same commit.
+    `going`: gets the meta, returns what is deleted with the same commit.
     """
     stage = uuid.uuid4().hex
     meter = (allowance or Allowance()).meter(metadata.session_id, metadata.path, metadata.cause)
@@ -213,7 +213,7 @@ def _payload(
 
 
 def digested(sink: Sink, part: str, write: PartWriter, encoding: Encoding | None) -> Digest:
-    """Write a part as it is encoded; the digest of what was stored."""
+    """Write a part as it is encoded; return the digest of what was stored."""
     with DigestingSink(sink) as digesting:
         if encoding is None:
             write(digesting)
@@ -231,7 +231,7 @@ def _digest_of(path: str, meta: Document, part: str) -> Digest:
 
 
 def _stage_in(path: str, meta: Document) -> str:
-    """The staging id; it becomes part of names and keys, so it has to look like one."""
+    """Return the staging id; it becomes part of names and keys, so it has to look like one."""
     stage = meta.get("stage", "")
     if not isinstance(stage, str) or not _STAGE.fullmatch(stage):
         raise CheckpointCorrupt(f"Checkpoint {path} names a staging id that is none.", path=path)
@@ -293,13 +293,13 @@ def _find(store: Readable, keyring: Keyring, path: str, raw: bytes) -> Found:
 
 
 def _said(store: Readable, keyring: Keyring | None, path: str, meta: Document) -> Found:
-    """What a meta says, also of what is private in it."""
+    """Return what a meta says, also of what is private in it."""
     meta, encoding = Metas(store, keyring).revealed(path, meta)
     return Found(path, meta, {}, _stage_in(path, meta), encoding)
 
 
 def _open(store: Readable, found: Found, part: str) -> Source:
-    """A part, verified and then decoded."""
+    """Open a part, verified and then decoded."""
     digest = _digest_of(found.path, found.meta, part)
     source: Source = store.open(found.path, part, found.stage)
     try:
@@ -307,7 +307,7 @@ def _open(store: Readable, found: Found, part: str) -> Source:
         return (
             source if found.encoding is None else found.encoding.read(source, digest.plain, part, found.path)
         )
-    except BaseException:  # of another size: nobody else will close it
+    except BaseException:  # of another size: no other code will close it
         source.close()
         raise
 
@@ -336,7 +336,7 @@ def unredacted(found: Found, payload: Document) -> Found:
 
 
 def check(store: Readable, keyring: Keyring, path: str) -> tuple[Found, int]:
-    """Verify all of a checkpoint without opening it; the size of its values."""
+    """Verify all of a checkpoint without opening it; return the size of its values."""
 
     def read(meta: bytes) -> tuple[Found, int]:
         found = _find(store, keyring, path, meta)
@@ -353,9 +353,9 @@ def taken(
     *,
     shares: bool = False,
 ) -> T:
-    """Hand the meta of a checkpoint and its parts to `take`, and again if a newer one was written over it
+    """Pass the meta of a checkpoint and its parts to `take`, and again if a newer one was written over it
     meanwhile. The seal has been verified (without a keyring: has not); what is read of a part is verified
-    while it is read. Unless whoever takes it `shares`, it comes without contents. It is never encoded."""
+    while it is read. Unless `shares` is set, it comes without contents. It is never encoded."""
 
     def read(raw: bytes) -> T:
         meta = parse(path, raw, ".meta.json")
@@ -378,7 +378,7 @@ def taken(
 
 
 def described(store: Readable, path: str) -> Document:
-    """The meta of a checkpoint whoever has sealed it; its other files are what it says they are."""
+    """Return the meta of a checkpoint, whatever key sealed it; its other files are what it says they are."""
 
     def read(raw: bytes) -> Document:
         meta = parse(path, raw, ".meta.json")
@@ -392,7 +392,7 @@ def described(store: Readable, path: str) -> Document:
 
 
 def whole_values(store: Readable, found: Found) -> Source:
-    """The pickle of a checkpoint, as a stream of verified bytes, wherever they are stored."""
+    """Return the pickle of a checkpoint, as a stream of verified bytes, wherever they are stored."""
     inline = _open(store, found, "pkl")
     return put_together(store, found.path, found.meta, found.stage, inline, found.encoding)
 
@@ -404,7 +404,7 @@ def open_values(store: Readable, found: Found, load: Callable[[Source], Any] = p
 
 
 def check_values(store: Readable, found: Found) -> int:
-    """Read the pickle against its digest without opening it; its size."""
+    """Read the pickle against its digest without opening it; return its size."""
     buffer = memoryview(bytearray(8 << 20))
     size = 0
     with closing(whole_values(store, found)) as source:
@@ -417,10 +417,10 @@ def check_values(store: Readable, found: Found) -> int:
 
 
 def expired(store: Readable, path: str) -> CheckpointExpired | None:
-    """What is to be said of a path at which nothing is; None: nothing is known of it.
+    """Return the error for a path at which nothing is; None: nothing is known of it.
 
-    Told by the path alone, which has the time in it, and only where others of its session are: in another
-    folder than meant nothing has expired. Whether it went with its age or by hand nobody can know any more,
+    Known by the path alone, which has the time in it, and only where others of its session are: in another
+    folder than meant nothing has expired. Whether it went with its age or by hand is not known any more,
     so the hint says both.
     """
     own = named(path)
@@ -448,18 +448,18 @@ _PAUSES: Final = frozenset({"failure", "signal", "pause"})
 
 @dataclass(slots=True)
 class Allowance:
-    """What a checkpoint of a session may take: `max_checkpoint_size_mb`. `limit`: bytes, None for no limit.
+    """The size that a checkpoint may have: `max_checkpoint_size_mb`. `limit`: bytes, None for no limit.
 
-    Promise: one that takes more is refused as a whole, with its size, and the former one stands; nothing is
+    Promise: one that takes more is refused as a whole, with its size, and the former one stays; nothing is
     left out of it, and none is passed over in silence. From 80 % on there is one warning for each session.
-    What a session pauses with is kept whatever its size: there would be nothing to go on from.
+    What a session pauses with is kept whatever its size: there would be nothing to resume from.
     """
 
     limit: int | None = None
     warned: bool = field(default=False, init=False)
 
     def meter(self, session: str, path: str, cause: str) -> Meter:
-        """For one checkpoint."""
+        """Return the meter for one checkpoint."""
         return Meter(self, session, path, spared=cause in _PAUSES)
 
 
@@ -474,7 +474,7 @@ class Meter:
     size: int = 0
 
     def takes(self, size: int) -> bool:
-        """Count so many bytes; whether they are to be written. Past the limit the rest is counted only, so
+        """Count so many bytes; return whether to write them. Past the limit the rest is counted only, so
         that the refusal can say how much it would have been."""
         self.size += size
         return self.spared or not self.over
@@ -488,7 +488,7 @@ class Meter:
         return limit is not None and self.size > limit
 
     def check(self) -> None:
-        """After each part: TooLarge if it was one too many."""
+        """Raise TooLarge after a part, if it was one too many."""
         if self.over and not self.spared:
             size, limit = self._mb(self.size), self._mb(self.allowance.limit)
             raise TooLarge(
@@ -502,7 +502,7 @@ class Meter:
             )
 
     def done(self) -> None:
-        """It was saved; somebody may want to know before the next one is refused."""
+        """Warn, now that it was saved, before the next one is refused."""
         limit = self.allowance.limit
         if limit is not None and self.size >= _NEAR * limit and not self.allowance.warned:
             self.allowance.warned = True

@@ -6,7 +6,7 @@ lists `rewinds`: pairs of epoch and sequence. What an earlier epoch has written 
 superseded: never continued from, and no fallback.
 
 Promise: only a meta whose seal holds supersedes anything.
-Not here: who goes back (engine, command line), what is deleted (pruning.py).
+Not here: when a session is rewound (engine, command line), what is deleted (pruning.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from graflow_ckpt.stores.files.store import LocalStore
 
 
 def newest(store: Readable, keyring: Keyring, session: str) -> Iterator[tuple[str, Found | CheckpointError]]:
-    """A session's checkpoints of the current line of history, newest first, each verified or with
+    """Yield a session's checkpoints of the current line of history, newest first, each verified or with
     the reason why not. SchemaUnsupported at one that a later version has sealed: what is below it is older
     than what the session has done."""
     former, lines = former_lines(store, session), None
@@ -62,7 +62,7 @@ def newest(store: Readable, keyring: Keyring, session: str) -> Iterator[tuple[st
 
 
 def _of_another(path: str, found: Found, session: str) -> UnsafeCheckpoint:
-    """Well sealed, and put where this session has its own: said, or it would be taken for nothing at all."""
+    """Return the error for a sealed one of another session: else it would be taken for nothing at all."""
     other = found.meta["session_id"]
     return UnsafeCheckpoint(
         f"Checkpoint {path} is one of session {other}: it was put in the place of another.",
@@ -74,7 +74,7 @@ def _of_another(path: str, found: Found, session: str) -> UnsafeCheckpoint:
 
 
 def _unsealed(path: str, error: SchemaUnsupported) -> UnsafeCheckpoint:
-    """Only a seal proves that a later version wrote it; else one file of any writer would stop a session."""
+    """Return the error where no seal proves a later version: else any writer's file would stop a session."""
     return UnsafeCheckpoint(
         f"Checkpoint {path} is not of a later version: its seal does not hold. It says: {error.message}",
         hint=NOT_OPENED,
@@ -83,8 +83,8 @@ def _unsealed(path: str, error: SchemaUnsupported) -> UnsafeCheckpoint:
 
 
 def order_of(raw: bytes, session: str | None = None) -> tuple[int, int]:
-    """Epoch and sequence as an unverified meta claims them: good for sorting only. What is damaged, or of
-    another session than it stands under, is looked at first, so that it is mentioned."""
+    """Return epoch and sequence as an unverified meta claims them: good for sorting only. What is damaged, or
+    of another session than its name says, is looked at first, so that it is mentioned."""
     meta = document_of(raw)
     with suppress(TypeError, KeyError, ValueError, OverflowError):
         if meta is not None and session in (None, meta["session_id"]):
@@ -121,7 +121,7 @@ def replay(
     closed: bool = False,
     at_damage: Callable[[JournalDamaged], object] | None = None,
 ) -> int:
-    """Apply the journal's records after the cut; how many there were. `closed`: opens no pickle.
+    """Apply the journal's records after the cut; return how many. `closed`: open no pickle.
 
     `at_damage`: the records before a damaged one count, and this is called with the damage.
     """
@@ -146,8 +146,8 @@ def records(
     *,
     closed: bool = False,
 ) -> Iterator[tuple[bytes, journal.Record]]:
-    """What the journal has after the cut, whose state is that of transition `after`: each record, and its
-    payload. One that is missing is `JournalDamaged`."""
+    """Yield what the journal has after the cut, whose state is that of transition `after`: each record, and
+    its payload. One that is missing is `JournalDamaged`."""
     keyring = keyring.around(store)
     base_epoch = int(found.meta["epoch"]) if found else 0
     python = str(found.meta.get("python", "")) if found else ""
@@ -163,7 +163,7 @@ def records(
             if record.sequence <= after or record.sequence > void:
                 continue
             if record.sequence != after + 1 and lacks:
-                return  # what closed the gap cannot be read: the session stands before it
+                return  # what closed the gap cannot be read: the session is before it
             if record.sequence != after + 1:
                 raise journal.damaged(session, epoch, 0, f"record {after + 1} is missing")
             yield payload, record
@@ -171,7 +171,7 @@ def records(
 
 
 def newest_path(store: Readable, keyring: Keyring, session: str, beside: str = "") -> str | None:
-    """The path of a session's newest good checkpoint other than `beside`."""
+    """Return the path of a session's newest good checkpoint other than `beside`."""
     with suppress(SchemaUnsupported):
         for path, found in newest(store, keyring, session):
             if isinstance(found, Found) and path != beside:
@@ -180,7 +180,7 @@ def newest_path(store: Readable, keyring: Keyring, session: str, beside: str = "
 
 
 def newest_good(store: Readable, keyring: Keyring, path: str) -> str:
-    """What to say of a damaged checkpoint: the newest good one of its session."""
+    """Return what to say of a damaged checkpoint: the newest good one of its session."""
     own, meta = named(path), None
     with suppress(CheckpointError):
         meta = document_of(store.meta(path))
@@ -218,7 +218,7 @@ def former_lines(store: Readable, session: str) -> Lines:
 
 
 def is_superseded(lines: Iterable[Line], epoch: int, sequence: int) -> bool:
-    """Return True if a cut of that epoch and number lies behind what was gone back to."""
+    """Return True if a cut of that epoch and number is superseded by a rewind."""
     return any(line.epoch > epoch and sequence > line.sequence for line in lines)
 
 

@@ -4,13 +4,13 @@
              (the id alone: format 1)
     frame    "GJ"  length:u32  crc32:u32  mac:16  payload          (little endian)
              Format 3 is followed by a space, `aead:KEYID`, a space and a salt in hexadecimal: each payload is
-             encrypted (stores/around/encodings.py), and stands in an array behind its sequence
+             encrypted (stores/around/encodings.py), and is in an array behind its sequence
     payload  msgpack [sequence, now, op, …]; a live cell is an extension
              type 1  its pickle
              type 2  index:u32 and the pickle of a list: that item of it        (from format 2 on)
              type 3  which:u32 index:u32: an item of the which-th list of this record
 
-A record's mac covers the mac before it, so that none can be taken out, moved or added. Zeros
+A record's mac covers the mac before it, so that none can be deleted, moved or added. Zeros
 where a frame should begin are the end. A bad frame with a record after it is damage; a bad frame
 with nothing after it, or with what only looks like a record, is what a crash left of an append.
 """
@@ -91,7 +91,7 @@ class Writer:
 
 
 def start(session: str, epoch: int, after: int) -> bytes:
-    """What the chain of a segment starts from: its place."""
+    """Return what the chain of a segment starts from: its place."""
     return f"{session}/{epoch}/{after}".encode()
 
 
@@ -106,7 +106,7 @@ class CellPickle:
 
 
 def pack(sequence: int, now: float, ops: Sequence[Op]) -> bytes:
-    """The payload of a record."""
+    """Return the payload of a record."""
     lists: list[bytes] = []
 
     def pack_live(value: Any) -> msgpack.ExtType:
@@ -127,9 +127,9 @@ def pack(sequence: int, now: float, ops: Sequence[Op]) -> bytes:
 
 
 def unpack(payload: bytes, *, closed: bool = False, python: str = "") -> Record:
-    """The record of a payload; opens pickles, so only for payloads whose mac has been checked.
+    """Return the record of a payload; open pickles, so only for payloads whose mac has been checked.
 
-    `closed` leaves them closed: the live values are None then, for whoever wants the facts alone.
+    `closed` leaves them closed: the live values are None then, for a caller that wants the facts alone.
     `python`: the version that wrote it, if that is known.
     """
     lists: list[list[Any]] = []
@@ -164,8 +164,8 @@ def unpack(payload: bytes, *, closed: bool = False, python: str = "") -> Record:
 def read(
     keyring: Keyring, session: str, epoch: int, after: int, raw: bytes, encoding: Sequence[str] = ()
 ) -> Iterator[bytes]:
-    """The payloads of one segment; JournalDamaged where more than a torn tail is missing. UnsafeCheckpoint
-    where it is not encrypted, and the `encoding` of its store says so."""
+    """Yield the payloads of one segment; JournalDamaged where more than a torn tail is missing, and
+    UnsafeCheckpoint where it is not encrypted, and the `encoding` of its store says so."""
     chain = records = None
     offset, last = 0, after
     while (found := _frame(raw, offset)) is not None:
@@ -190,7 +190,7 @@ def read(
 
 
 def keys_of(raw: bytes) -> set[str]:
-    """The ids of the keys that a segment says it is sealed and encrypted with; none, if it has no frame."""
+    """Return the ids of the keys that a segment says it is sealed and encrypted with; none if it is empty."""
     found = _frame(raw, 0)
     return {_key_id(found[0]), _encrypted_with(found[0])[0]} - {""} if found is not None else set()
 
@@ -230,7 +230,7 @@ def _format(head: bytes) -> bytes:
 
 
 def _encrypted_with(head: bytes) -> tuple[str, bytes]:
-    """The id of the key, and the salt; nothing, if the segment is not encrypted."""
+    """Return the id of the key, and the salt; nothing, if the segment is not encrypted."""
     words = head.partition(b"\0")[2].split(b" ")
     if len(words) != 3 or words[0] != b"%d" % _ENCRYPTED:
         return "", b""
@@ -238,7 +238,7 @@ def _encrypted_with(head: bytes) -> tuple[str, bytes]:
 
 
 def _records(keyring: Keyring, session: str, epoch: int, after: int, head: bytes) -> Records | None:
-    """What opens the records of a segment with that head, whose seal holds; None: they are plain."""
+    """Return what opens the records of a segment with that head, whose seal holds; None: they are plain."""
     key_id, salt = _encrypted_with(head)
     if not key_id:
         return None
@@ -294,7 +294,7 @@ def _frame(raw: bytes, offset: int) -> tuple[bytes, bytes] | None:
 
 
 def _any_later(raw: bytes, offset: int, chain: Chain | None, last: int) -> bool:
-    """Return True if a record was appended after the bad one at `offset`, or if it is too dear to find out.
+    """Return True if a record was appended after the bad one at `offset`, or if it costs too much to know.
 
     A frame by itself proves nothing: a torn record may hold a user's bytes that look like one. One whose mac
     follows from the frame before it was made with the key, and is later than others if its sequence is.
@@ -319,7 +319,7 @@ def _any_later(raw: bytes, offset: int, chain: Chain | None, last: int) -> bool:
 
 
 def _sequence(payload: bytes, unknown: int) -> int:
-    """The sequence of a record; nothing else of it is looked at."""
+    """Return the sequence of a record; look at nothing else of it."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(payload[:_FIRST])
     try:

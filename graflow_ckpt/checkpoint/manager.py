@@ -4,7 +4,7 @@ Where a checkpoint is kept follows from its path. Every method also takes `store
 
 Annotating: a user's metadata of a checkpoint that is there are changed, by the process that saw them last.
 Promise: what was changed by another process since it was read is not written over (`MetadataChanged`): of two
-who have read the same, one is refused. Seal and control facts are verified before, no value is opened, and
+that have read the same, one is refused. Seal and control facts are verified before, no value is opened, and
 only the meta is written. Not while another process runs the session.
 """
 
@@ -43,9 +43,9 @@ log = logging.getLogger("graflow_ckpt.checkpoint")
 
 
 def load(checkpoint_path: str, *, store: str | None = None) -> ExecutionContext:
-    """A checkpoint to look into, wherever its values are; seal and digests are verified.
+    """Return a checkpoint to look into, wherever its values are; seal and digests are verified.
 
-    Of a .pkl that is a plain pickle `pickle.load` gives the same. To go on from it: `CheckpointManager`.
+    Of a .pkl that is a plain pickle `pickle.load` gives the same. To continue from it: `CheckpointManager`.
     """
     place = open_store_of(checkpoint_path, store)
     context: ExecutionContext = archive.load(place, Keyring.for_store(place), checkpoint_path)[1]
@@ -69,7 +69,7 @@ class CheckpointManager:
     def resume_from_checkpoint(
         cls, checkpoint_path: str, *, store: str | None = None
     ) -> tuple[ExecutionContext, CheckpointMetadata]:
-        """The session as it was at that checkpoint, and no other; `execute` goes on from it."""
+        """Return the session as it was at that checkpoint, and no other; `execute` continues from it."""
         place = open_store_of(checkpoint_path, store)
         keyring = Keyring.for_store(place)
         context: ExecutionContext
@@ -84,7 +84,7 @@ class CheckpointManager:
     def list_checkpoints(
         cls, session_id: str | None = None, path_pattern: str | None = None, *, store: str = "checkpoints"
     ) -> list[CheckpointMetadata]:
-        """The checkpoints of a session, or those that a pattern matches, newest first."""
+        """Return the checkpoints of a session, or those that a pattern matches, newest first."""
         if session_id is not None and any(mark in session_id for mark in ("*", "/")):
             session_id, path_pattern = None, session_id
         place = open_store_of(path_pattern) if path_pattern and "://" in path_pattern else open_store(store)
@@ -104,7 +104,7 @@ class CheckpointManager:
 
     @classmethod
     def get_latest(cls, session_id: str, *, store: str = "checkpoints") -> str:
-        """The path of a session's newest good checkpoint."""
+        """Return the path of a session's newest good checkpoint."""
         place = open_store(store)
         skipped = []
         for path, found in history.newest(place, Keyring.for_store(place), session_id):
@@ -119,7 +119,7 @@ class CheckpointManager:
     def cleanup_old_checkpoints(
         cls, keep_last_n: int = 5, session_id: str | None = None, *, store: str = "checkpoints"
     ) -> int:
-        """Delete all but the newest of each session; how many are gone.
+        """Delete all but the newest of each session; return how many were deleted.
 
         Spared: the newest good one of each session, and what `prune` spares.
         """
@@ -138,7 +138,7 @@ class CheckpointManager:
     ) -> Pruned:
         """Delete what a retention does not keep, also of what tasks have asked for; `dry_run`: only say what.
 
-        Never: the newest good one of a session that can go on, paused ones, those that another session
+        Never: the newest good one of a session that can continue, paused ones, those that another session
         was forked from, and those of a session that is running: `.spared` of what is returned.
         """
         place = open_store(store)
@@ -172,7 +172,7 @@ def annotate(
     read: CheckpointMetadata,
     changes: dict[str, Any],  # JSON, as users give it
 ) -> CheckpointMetadata:
-    """The metadata as they were `read`, with these keys set to what is given here; all others stay."""
+    """Set these keys in the metadata as they were `read`; all others stay. Return the new metadata."""
     changes = check_metadata(changes)
     for name in changes:
         if redacted({name: changes[name]}) != {name: changes[name]}:

@@ -50,7 +50,7 @@ _OWN_NAME = re.compile(
 
 
 def named(path: str) -> re.Match[str] | None:
-    """The session and the time that a path tells by itself; None of one that a user has named."""
+    """Match the session and the time that a path names by itself; None for one that a user has named."""
     return _OWN_NAME.match(path.rpartition("/")[2])
 
 
@@ -104,13 +104,13 @@ class CheckpointMetadata:
         backend: dict[str, str],
         user_metadata: dict[str, Any] | None = None,
     ) -> CheckpointMetadata:
-        """Metadata of now."""
+        """Return metadata of now."""
         return cls(
             checkpoint_id, session_id, now_iso(), steps, start_node, dict(backend), dict(user_metadata or {})
         )
 
     def document(self) -> Document:
-        """As it stands in `.meta.json`, without parts and seal."""
+        """Return the metadata as they are in `.meta.json`, without parts and seal."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _DERIVED}
         for name in _YOUNGER:
             if found[name] is None:
@@ -144,14 +144,14 @@ _SORTED_BY = {"epoch": int, "sequence": int, "steps": int, "created_at": str, "s
 
 
 def size_of(parts: object) -> int:
-    """Of what a meta says of its parts; it may be damaged."""
+    """Return the size of what a meta says of its parts; it may be damaged."""
     found = parts.values() if isinstance(parts, dict) else ()
     sizes = (part.get("size") for part in found if isinstance(part, dict))
     return sum(size for size in sizes if type(size) is int and size > 0)
 
 
 def check_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
-    """A copy that nobody changes any more. Metadata is JSON that people and tools read; nothing is
+    """Return a copy that no caller changes any more. Metadata is JSON for users and tools; nothing is
     turned into text to make it fit."""
     if metadata is not None:
         arguments.kind("metadata", metadata, Mapping, "a dict such as {'round': 3}")
@@ -179,7 +179,7 @@ def lines_in(meta: Document) -> Lines:
 
 
 def document_of(raw: bytes) -> Document | None:
-    """JSON that may be damaged; None if it is no object."""
+    """Return JSON that may be damaged; None if it is no object."""
     try:
         found = json.loads(raw)
     except NOT_JSON:
@@ -188,7 +188,7 @@ def document_of(raw: bytes) -> Document | None:
 
 
 def parse(path: str, raw: bytes, what: str) -> Document:
-    """JSON of a companion file, or a clear error."""
+    """Return the JSON of a companion file, or raise a clear error."""
     try:
         document = json.loads(raw)
     except NOT_JSON as error:
@@ -217,7 +217,7 @@ def check_schema(path: str, version: object) -> None:
 
 
 def lacking(meta: Document) -> tuple[str, ...]:
-    """What a reader of a checkpoint has to know and this version does not; good for unverified metas, too."""
+    """Return what a reader has to know and this version does not; good for unverified metas, too."""
     version, needs = meta.get("schema_version"), meta.get("needs", [])
     schema = () if version in supported() else (f"schema {version}",)
     if not isinstance(needs, list):

@@ -24,7 +24,7 @@ from graflow_ckpt.core.state import SessionState
 def record(
     bundles: Bundles, ops: Sequence[Op], elsewhere: Elsewhere, in_hand: Collection[str] | None = None
 ) -> list[Op]:
-    """The ops, already applied, as a record holds them; Unrecordable if none can.
+    """Return the ops, already applied, as a record holds them; Unrecordable if none can.
 
     `in_hand`: the names of all live values that the attempt has seen, if that is known.
     """
@@ -44,7 +44,7 @@ def record(
 
 
 Elsewhere = Callable[[str], bool]
-"""Tells if an attempt other than the one that commits holds the value of that name."""
+"""A test whether an attempt other than the one that commits holds the value of that name."""
 
 
 class Unrecordable(Exception):
@@ -73,18 +73,18 @@ class Bundle:
         self.large = False  # its last pickle was too large for a record
 
     def forget(self) -> None:
-        """What it is now has to be pickled, whatever it was."""
+        """Forget the last pickle: what it is now has to be pickled, whatever it was."""
         self.digest = self.shape = None
 
     def recorded(self, digest: bytes | None) -> None:
-        """The journal has this pickle; None: it has what no pickle of the whole was."""
+        """Note that the journal has this pickle; None: it has what no pickle of the whole was."""
         self.digest = digest
 
     def walked(self, ids: set[int] | None, shape: int | None) -> None:
         self.ids, self.shape = ids, shape
 
     def take_in(self, other: Bundle) -> None:
-        """One pickle holds the names of both from here on."""
+        """Take in another bundle: one pickle holds the names of both from here on."""
         self.names += other.names
         self.forget()
         other.names.clear()
@@ -110,7 +110,10 @@ class Bundles:
     """
 
     def __init__(self, state: SessionState, *, stop: bool = False) -> None:
-        """`stop`: what is too large for a record is not pickled to its end, nor looked at again."""
+        """Enter the live values.
+
+        `stop`: what is too large for a record is not pickled to its end, nor looked at again.
+        """
         self._state = state
         self.stop = stop
         self._of: dict[str, Bundle] = {}
@@ -122,13 +125,13 @@ class Bundles:
                 self._enter(name)
 
     def forget(self, ops: Sequence[Op]) -> None:
-        """These are not in the journal: a checkpoint will have them."""
+        """Forget these ops, which are not in the journal: a checkpoint will have them."""
         for name in self.touched(ops):
             for bundle in self.written(name):
                 self.unknown(bundle)
 
     def touched(self, ops: Sequence[Op]) -> dict[str, bool]:
-        """The names that ops have written, in order; True for a result, which is recorded in any case."""
+        """Return the names that ops have written, in order; True for a result, which is always recorded."""
         names: dict[str, bool] = {}
         for op in ops:
             kind = op[0]
@@ -140,7 +143,7 @@ class Bundles:
                 names |= dict.fromkeys((f"{task}{RESULT}" for task in op[1:]), False)
         return names
 
-    # --- what stands under a name ------------------------------------------------------
+    # --- what is under a name ----------------------------------------------------------
 
     def cells(self, name: str) -> list[Cell]:
         found = self._state.values.get(name)
@@ -153,21 +156,21 @@ class Bundles:
         return self._of.get(name)
 
     def roots(self, name: str) -> list[Any]:
-        """The objects as they were when they were last written."""
+        """Return the objects as they were when they were last written."""
         return self._roots.get(name, [])
 
     @property
     def many(self) -> bool:
-        """Whether live values stand under several names."""
+        """Return whether live values are under several names."""
         return len(self._of) > 1
 
     def is_alone(self, bundle: Bundle) -> bool:
-        """Whether nothing live stands under another name."""
+        """Return whether nothing live is under another name."""
         return len(self._of) == len(bundle.names)
 
     def written(self, name: str) -> list[Bundle]:
-        """The bundles that a write of the name concerns: its own, if anything live stands under it, and the
-        rest of the one that it leaves, because another object stands there now."""
+        """Return the bundles that a write of the name concerns: its own, if anything live is under it, and
+        the rest of the one that it leaves, because another object is there now."""
         bundle = self._of.get(name)
         roots = self.objects([name])
         if bundle is None:
@@ -193,13 +196,13 @@ class Bundles:
     # --- the table ---------------------------------------------------------------------
 
     def suspects(self, bundle: Bundle, ids: set[int], own: bool = False) -> list[Bundle]:
-        """The bundles that have met one of these ids, which this one has not had yet; `own`: itself, too."""
+        """Return the bundles that have met one of these ids, new to this one; `own`: itself, too."""
         new = ids if own else ids - (bundle.ids or set())
         found = dict.fromkeys(self._at[number] for number in self._at.keys() & new)
         return [one for one in found if own or one is not bundle]
 
     def index(self, bundle: Bundle, ids: set[int] | None, shape: int | None = None) -> None:
-        """These are the ids of the bundle now; None: they are not known."""
+        """Note the ids of the bundle now; None: they are not known."""
         for number in (bundle.ids or set()) - (ids or set()):
             if self._at.get(number) is bundle:
                 del self._at[number]
@@ -259,7 +262,7 @@ class Bundles:
 
 
 class _Commit:
-    """What one record holds of which bundle."""
+    """The part of each bundle that one record holds."""
 
     def __init__(self, bundles: Bundles, elsewhere: Elsewhere, in_hand: Collection[str] | None) -> None:
         self.dirty: dict[Bundle, Once | None] = {}  # that are pickled, and their pickles
@@ -267,7 +270,7 @@ class _Commit:
         self._elsewhere = elsewhere
         self._in_hand = in_hand
         self._grows = False  # live items are appended, which are looked at last
-        self._left: dict[str, list[Any]] = {}  # objects that stand under these names no more
+        self._left: dict[str, list[Any]] = {}  # objects that are under these names no more
         self._items: dict[str, list[CellPickle]] = {}  # that were appended, and share with nothing
 
     def record(self, ops: Sequence[Op], touched: dict[str, bool]) -> list[Op]:
@@ -303,7 +306,7 @@ class _Commit:
             self._left[name] = roots
 
     def _find_left(self) -> None:
-        """What shares with an object that has been replaced, and was not looked at before."""
+        """Find what shares with an object that has been replaced, and was not looked at before."""
         for name, roots in self._left.items():
             mine = self._bundles.reach(name, roots)
             for other in self._bundles.suspects(Bundle(), lasting({**mine})):
@@ -333,7 +336,7 @@ class _Commit:
             self.dirty = {one: once for one, once in self.dirty.items() if one.names}
 
     def _saw_only(self, bundle: Bundle) -> bool:
-        """Whether the attempt had no other value's object that it could have put in an equal one's place."""
+        """Return whether the attempt had no object of another value that could have replaced an equal one."""
         if self._in_hand is None or len(self.dirty) > 1:
             return False
         return bundle.ids is not None and {*self._in_hand} <= {*bundle.names}
@@ -356,7 +359,7 @@ class _Commit:
             raise Unrecordable(name, f"more than {SIZE_LIMIT} bytes, too many for a journal record") from None
 
     def _grow(self, name: str, count: int) -> None:
-        """Items that were appended are recorded alone, unless they share with anything."""
+        """Record appended items alone, unless they share with anything."""
         bundles = self._bundles
         if not count:
             for bundle in bundles.written(name):
@@ -385,7 +388,7 @@ class _Commit:
     # --- ops ---------------------------------------------------------------------------
 
     def _parts(self, touched: dict[str, bool]) -> dict[str, list[CellPickle]]:
-        """The pickled cells of all names that the record has to hold."""
+        """Return the pickled cells of all names that the record has to hold."""
         parts: dict[str, list[CellPickle]] = {}
         large: tuple[str, int] | None = None
         for bundle, once in self.dirty.items():
@@ -406,7 +409,7 @@ class _Commit:
         return parts
 
     def _kept(self, op: Op, parts: dict[str, list[CellPickle]]) -> Op | None:
-        """An op as it is recorded: no base to check; None for what follows as a whole."""
+        """Return an op as it is recorded: no base to check; None for what follows as a whole."""
         if op[0] == "put":
             return None if op[1] in parts else (*op[:3], -1)
         if op[0] == "append":
@@ -422,7 +425,7 @@ class _Commit:
         return name.endswith(RESULT) and self._bundles.cells(name)[0] is cell
 
     def _canonical(self, parts: dict[str, list[CellPickle]], touched: dict[str, bool]) -> list[Op]:
-        """The ops that put names as they are now: those of a bundle that were not touched are as new."""
+        """Return ops that put names as they are now: those of a bundle that were not touched are as new."""
         ops: list[Op] = []
         for name, pickled in parts.items():
             if not pickled or touched.get(name):
@@ -435,7 +438,7 @@ class _Commit:
 
 
 def _grown(ops: Sequence[Op], touched: dict[str, bool]) -> dict[str, int]:
-    """Names that were only appended to, and the number of live items."""
+    """Return names that were only appended to, and the number of live items."""
     put = {op[1] for op in ops if op[0] == "put"} | {name for name, result in touched.items() if result}
     grown: dict[str, int] = {}
     for op in ops:
@@ -449,7 +452,7 @@ def _parts_of(pickle: bytes, count: int) -> list[CellPickle]:
 
 
 def plain(ops: Sequence[Op]) -> list[Op]:
-    """The ops of a transition that has written nothing live, as they are recorded."""
+    """Return the ops of a transition that has written nothing live, as they are recorded."""
     for op in ops:
         if op[0] in ("put", "append") and isinstance(op[2], Live):
             raise Unrecordable(op[1], "made while no run drove the session")

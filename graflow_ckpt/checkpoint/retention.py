@@ -5,9 +5,9 @@
     OfAll(KeepLast(10))                       also of those that a task has asked for
 
 A value sees what the metadata of checkpoints say and nothing else: no store, no clock of its own. It
-says what is kept, so a value that is forgotten in an `|` deletes more, never something that nobody
-has spoken of. What is kept whatever a value says (pruning.py): the newest good one of a session that
-can go on, paused ones, and those that a session was forked from.
+says what is kept, so a value that is forgotten in an `|` deletes more, never something that no value
+covers. What is kept whatever a value says (pruning.py): the newest good one of a session that
+can continue, paused ones, and those that a session was forked from.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Per = Literal["session", "workflow", "tenant", "store"]
 there are tenants, "tenant" is what "store" is; it says what is meant."""
 
 WAITS = frozenset({"paused", "waiting"})
-"""The status of sessions that wait for somebody's answer."""
+"""The status of sessions that wait for a user's answer."""
 
 FINISHED = frozenset({"completed", "cancelled"})
-"""The status of sessions that nobody goes on with."""
+"""The status of sessions that are not continued."""
 
 REQUESTED = "request"
 """Why a checkpoint was made that a task has asked for."""
@@ -66,13 +66,13 @@ class Cut:
 
 
 class Taken:
-    """What checkpoints take together, one added after the other: what several have in common counts once."""
+    """The bytes of checkpoints together, added one by one: what several have in common counts once."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def add(self, cut: Cut) -> int:
-        """How many bytes more it is with this one."""
+        """Add this one; return how many bytes more it is."""
         new = [name for name in cut.shared if name not in self._seen]
         self._seen.update(new)
         return cut.size + sum(cut.shared[name] for name in new)
@@ -91,7 +91,7 @@ def by_session(cuts: Sequence[Cut]) -> dict[str, list[Cut]]:
 
 
 def shared_in(contents: object, scope: str = "") -> dict[str, int]:
-    """Names and sizes of what a meta says it holds; it may be damaged. In each scope they are others."""
+    """Return names and sizes of what a meta says it holds; it may be damaged. In each scope they differ."""
     entries = contents if isinstance(contents, list) else []
     found = [(entry.get("name"), entry.get("size")) for entry in entries if isinstance(entry, dict)]
     sizes = {name: size for name, size in found if isinstance(name, str) and type(size) is int and size > 0}
@@ -99,17 +99,17 @@ def shared_in(contents: object, scope: str = "") -> dict[str, int]:
 
 
 class Retention:
-    """What all of them share: they combine with `&` and `|`."""
+    """A rule for what is kept. Rules combine with `&` and `|`."""
 
     __slots__ = ()
 
     def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
-        """The paths that are kept; `cuts` are all of a store, or of one session, in any order."""
+        """Return the paths that are kept; `cuts` are all of a store, or of one session, in any order."""
         raise NotImplementedError
 
     @property
     def per_session(self) -> bool:
-        """Whether each session can be looked at without the others."""
+        """Return whether each session can be looked at without the others."""
         return True
 
     def __and__(self, other: Retention) -> Retention:
@@ -120,7 +120,7 @@ class Retention:
 
 
 class _Counting(Retention):
-    """What counts the checkpoints of one session, workflow or store together."""
+    """A rule that counts the checkpoints of one session, workflow or store together."""
 
     __slots__ = ()
     per: Per
@@ -156,7 +156,7 @@ class KeepLast(_Counting):
 
 @dataclass(frozen=True, slots=True)
 class KeepFor(Retention):
-    """What is not older than this."""
+    """The checkpoints that are not older than this."""
 
     days: float = 0
     hours: float = 0
@@ -179,7 +179,7 @@ class KeepFor(Retention):
 
 @dataclass(frozen=True, slots=True)
 class KeepEvery(Retention):
-    """Of each session those whose sequence is a multiple of `n`: the same ones whenever it is asked."""
+    """The checkpoints of each session whose sequence is a multiple of `n`: the same ones whenever asked."""
 
     n: int
 
@@ -226,7 +226,7 @@ class BestOf(_Counting):
 class KeepWithin(_Counting):
     """The newest ones that fit together into a budget of bytes: kB, MB and GB are powers of 1000.
 
-    With the first that does not fit all older ones go. What is kept whatever a value says takes its
+    With the first that does not fit all older ones are deleted. What is kept whatever a value says takes its
     room all the same: it may be more than the budget.
     """
 
@@ -300,7 +300,7 @@ class _Several(Retention):
 
 @dataclass(frozen=True, slots=True)
 class Both(_Several):
-    """What all of them keep."""
+    """The checkpoints that all of them keep."""
 
     def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
         return frozenset.intersection(*(member.keeps(cuts, now) for member in self.members))
@@ -308,7 +308,7 @@ class Both(_Several):
 
 @dataclass(frozen=True, slots=True)
 class Either(_Several):
-    """What one of them keeps."""
+    """The checkpoints that one of them keeps."""
 
     def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
         return frozenset().union(*(member.keeps(cuts, now) for member in self.members))
@@ -354,12 +354,12 @@ class Automatic(_Of):
 
 
 def automatic(retention: Retention) -> Retention:
-    """As it is applied after a save: what was asked for stays, unless it says `OfAll`."""
+    """Return a retention as it is applied after a save: what was asked for stays, unless it says `OfAll`."""
     return retention if isinstance(retention, OfAll) else Automatic(retention)
 
 
 def forked_from(cuts: Sequence[Cut], going: Collection[str] = ()) -> frozenset[str]:
-    """The ids of checkpoints that other sessions were forked from; paths that are `going` ask for nothing."""
+    """Return the ids of checkpoints that other sessions were forked from; `going` paths do not count."""
     session_of = {cut.id: cut.session for cut in cuts}
     return frozenset(
         known
@@ -380,7 +380,7 @@ def _combined(kind: type[Both | Either], first: Retention, second: Retention) ->
 
 
 def _grouped(cuts: Sequence[Cut], per: Per) -> Iterator[list[Cut]]:
-    """What is counted together, each group newest first."""
+    """Yield what is counted together, each group newest first."""
     groups: dict[object, list[Cut]] = {}
     for cut in cuts:  # the runs of a session are counted apart
         key = (cut.session, cut.run) if per == "session" else cut.workflow if per == "workflow" else ""

@@ -20,7 +20,7 @@ BACKEND = {"queue": "memory", "channel": "memory"}
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What one cut consists of, before it is bytes."""
+    """The contents of one cut, before they are bytes."""
 
     facts: Document
     values: dict[str, Cell]
@@ -30,7 +30,7 @@ class Snapshot:
     rng: Cell | None
 
     def payload(self) -> dict[str, Any]:
-        """What is pickled: plain cells as their bytes, live ones as the objects."""
+        """Return what is pickled: plain cells as their bytes, live ones as the objects."""
         return {
             "plain": {n: c for n, c in self.values.items() if isinstance(c, bytes)},
             "live": {n: c.value for n, c in self.values.items() if isinstance(c, Live)},
@@ -89,7 +89,7 @@ def capture(state: SessionState, rng: Cell | None = None, begun: Container[int] 
 
 
 def _spec_facts(state: SessionState, spec: TaskSpec, data: list[Cell], begun: Container[int]) -> Document:
-    """A spec that was claimed together with the commit, and has not begun, is pending to a reader."""
+    """Return a spec's facts; one claimed together with the commit, and not begun, is pending to a reader."""
     where = "running" if spec.key in begun else "failed" if spec.key in state.dead else "pending"
     facts: Document = {
         "task_id": spec.task_id,
@@ -116,14 +116,14 @@ def _spec_facts(state: SessionState, spec: TaskSpec, data: list[Cell], begun: Co
 
 
 def preview(cell: Cell) -> Document:
-    """Type and size of a value: enough to recognise it, nothing that should not be read."""
+    """Return type and size of a value: enough to recognise it, nothing that should not be read."""
     if isinstance(cell, Live):
         return {"type": f"{type(cell.value).__module__}.{type(cell.value).__qualname__}"}
     return {"type": "plain", "size": len(cell)}
 
 
 def restore(facts: Document, payload: dict[str, Any]) -> SessionState:
-    """The SessionState of a snapshot."""
+    """Return the SessionState of a snapshot."""
     try:
         return _restore(facts, payload)
     except (KeyError, TypeError, IndexError, ValueError) as error:

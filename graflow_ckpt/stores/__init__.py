@@ -48,13 +48,13 @@ _STORES = {
 
 
 Place = str | os.PathLike[str] | CheckpointStore
-"""An address, a folder, or a store that somebody has made."""
+"""An address, a folder, or a store that a program has made."""
 
 _made: dict[str, CheckpointStore] = {}
 
 
 def open_store(where: str | os.PathLike[str]) -> CheckpointStore:
-    """The store of a URL (`redis://host:6379/0`, `file:///srv/checkpoints`) or of a folder."""
+    """Return the store of a URL (`redis://host:6379/0`, `file:///srv/checkpoints`) or of a folder."""
     if made := _made.get(os.fspath(where)):
         return made
     layers, text = divided(os.fspath(where))
@@ -79,7 +79,7 @@ def open_store(where: str | os.PathLike[str]) -> CheckpointStore:
 
 
 def address_of(place: Place, workflow: str = "") -> str:
-    """The address of a place; `${workflow.name}` in it stands for the name. A store that somebody has made is
+    """Return the address of a place; `${workflow.name}` in it stands for the name. A store that was made is
     what its address opens from now on in this process: with the keys and bounds that it was given."""
     if isinstance(place, str | os.PathLike):
         return os.fspath(place).replace("${workflow.name}", workflow)
@@ -96,7 +96,7 @@ def _wrapped(inner: CheckpointStore, layer: Layer) -> CheckpointStore:
 
 
 def store_of(path: str) -> str:
-    """The store that the path of a checkpoint leads to, as `open_store` takes it."""
+    """Return the store that the path of a checkpoint leads to, as `open_store` takes it."""
     if prefix := prefix_of(path):
         return prefix + store_of(unwrapped(path))
     if redis_names.is_redis(path):
@@ -111,18 +111,18 @@ def store_of(path: str) -> str:
 
 
 def as_typed(store: str) -> str:
-    """The address of a store with what has to follow that of a bucket: another process does not know it."""
+    """Return a store's address with what has to follow that of a bucket: no other process knows it."""
     inner = unwrapped(store)
     return prefix_of(store) + objects_names.as_typed(inner) if objects_names.is_objects(inner) else store
 
 
 def open_store_of(path: str, store: str | None = None) -> CheckpointStore:
-    """The store to find a checkpoint in; `store` says which, if somebody has named one."""
+    """Return the store to find a checkpoint in: `store`, if one was named."""
     return open_store(store or store_of(path))
 
 
 def open_beside(own: CheckpointStore, path: str) -> CheckpointStore:
-    """The store that a path leads to, which is not one of `own`. Says so, if that leaves an encrypted one."""
+    """Return the store that a path leads to, not one of `own`. Log it, if that leaves an encrypted one."""
     place = open_store_of(path)
     if "encrypted+" in prefix_of(own.url) and "encrypted+" not in prefix_of(place.url):
         log.warning(
@@ -132,7 +132,7 @@ def open_beside(own: CheckpointStore, path: str) -> CheckpointStore:
 
 
 def home_of(said: str) -> str | None:
-    """The store in which a session lives, as a checkpoint says that may lie elsewhere; None: not here."""
+    """Return the store in which a session lives, as a checkpoint names it; None: it is not here."""
     if prefix_of(said):
         return None if home_of(unwrapped(said)) is None else said
     if sqlite_names.is_sqlite(said):
@@ -142,12 +142,12 @@ def home_of(said: str) -> str | None:
 
 
 def keeps_journal(where: str) -> bool:
-    """Whether a record costs about as much as a sync there; in a bucket it is an object, and a request."""
+    """Return whether a record costs about as much as a sync there; in a bucket each is a request."""
     return backend_of(where) not in objects_names.SCHEMES
 
 
 def backend_of(where: str) -> str:
-    """The kind of a store, without the wrappers around it: `file`, `redis`, `sqlite`, `s3` …"""
+    """Return the kind of a store, without the wrappers around it: `file`, `redis`, `sqlite`, `s3` …"""
     return _scheme_of(unwrapped(where)).partition("+")[0]
 
 
@@ -155,12 +155,12 @@ def _scheme_of(text: str) -> str:
     scheme, separator, _ = text.partition("://")
     if separator:
         return scheme.lower()
-    memory = text.partition("?")[0].lower() == "memory:"  # it has no slashes: nothing would stand behind them
+    memory = text.partition("?")[0].lower() == "memory:"  # it has no slashes: nothing would follow them
     return "memory" if memory else "file"
 
 
 def folder_on_disk(store: CheckpointStore) -> str:
-    """Where a store that is not `shared` has its files."""
+    """Return the folder in which a store that is not `shared` has its files."""
     url = unwrapped(store.url)
     if sqlite_names.is_sqlite(url):
         return os.path.dirname(sqlite_names.file_of(url))
@@ -177,7 +177,7 @@ def _no_address(text: str) -> CheckpointError:
 
 
 def _of_a_shell(text: str) -> CheckpointError:
-    """Else there would be a folder that is called like somebody's home, and removed one day."""
+    """Return the error for `~`: else a folder named like a user's home would be made, and removed one day."""
     return CheckpointError(
         f"{text}: what ~ means only a shell knows.",
         hint=f"Write the whole path, as in {text.replace('~', os.path.expanduser('~'), 1)}.",
@@ -186,7 +186,7 @@ def _of_a_shell(text: str) -> CheckpointError:
 
 
 def _half_an_address(word: str, rest: str, text: str) -> CheckpointError:
-    """`sqlite:runs.db` would be a folder of that name."""
+    """Return the error for `sqlite:runs.db`: it would be a folder of that name."""
     meant = {"file": f"file://{os.path.abspath(rest)}", "sqlite": f"sqlite:///{rest}"}
     known = meant.get(word, word + "://" + rest.lstrip("/"))
     return CheckpointError(

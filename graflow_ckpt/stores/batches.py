@@ -2,8 +2,8 @@
 
 Promise: the order is that of commits, as far as metas tell. Within a session it is the one in which the
 session's own checkpoints are listed; between sessions, and for other names, it is their `created_at`, the
-clock of whoever wrote them. One that cannot be read stands beside the next newer one of its session, else
-first, where somebody sees it. Of a long listing no more than `limit` metas are in memory.
+clock of their writer. One that cannot be read is put beside the next newer one of its session, else
+first, where a user sees it. Of a long listing no more than `limit` metas are in memory.
 Not here: stores that know the order of their commits.
 """
 
@@ -20,14 +20,14 @@ _Listed = tuple[str, bytes]
 
 
 class Facts(TypedDict, total=False):
-    """What a meta says that is chosen by; None: whatever it is."""
+    """The fields of a meta that it is chosen by; None: whatever it is."""
 
     workflow: str | None
     status: str | None
 
 
 class Filters(Facts, total=False):
-    """And the session."""
+    """Those fields, and the session."""
 
     session: str | None
 
@@ -36,18 +36,18 @@ _ALL = 1 << 62
 
 
 def newest(listing: Iterable[_Listed], limit: int, **wanted: Unpack[Facts]) -> Sequence[_Listed]:
-    """Of what `list` gives: the newest of a session first, sessions in any order."""
+    """Return the newest of what `list` gives: the newest of a session first, sessions in any order."""
     dated = ((when, found) for when, found, facts in _dated(listing) if _fit(facts, wanted))
     return [found for _, found in nlargest(limit, dated, key=lambda each: each[0])]
 
 
 def within(limit: int) -> int:
-    """A limit that an index, and a column of 64 bits, can hold: there are never so many checkpoints."""
+    """Bound a limit to what an index, and a column of 64 bits, can hold: there never are so many."""
     return min(max(limit, 0), _ALL)
 
 
 def _dated(listing: Iterable[_Listed]) -> Iterator[tuple[float, _Listed, dict[str, Any]]]:
-    """With the time to sort by. A clock that was put back makes nothing older than its predecessors."""
+    """Yield each with the time to sort by. A clock that was put back makes none older than an earlier one."""
     latest: dict[str, float] = {}
     for path, raw in listing:
         facts = facts_in(raw)

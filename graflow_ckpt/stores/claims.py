@@ -1,7 +1,7 @@
-"""What a store has written of who owns a session, read back.
+"""What a store has written of the owner of a session, read back.
 
-Promise: it is what a store can have written, or `CheckpointCorrupt`, whoever has been there since: not
-another error, and no owner whose fields are something else than they say. Not here: whose the session is.
+Promise: it is what a store can have written, or `CheckpointCorrupt`, whatever was written since: not
+another error, and no owner whose fields are not what they say. Not here: which process owns the session.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NUMBERS: Final = range(2**63)
 
 
 def parsed(said: str | bytes, where: str) -> Any:
-    """JSON, whatever it holds."""
+    """Return JSON, whatever it holds."""
     try:
         return json.loads(said)
     except (ValueError, RecursionError) as error:
@@ -35,7 +35,7 @@ def parsed(said: str | bytes, where: str) -> Any:
 
 
 def owner_of(found: Any, where: str) -> Owner:
-    """The owner that was written, as its JSON has held it."""
+    """Return the owner that was written, as its JSON has held it."""
     try:
         owner = Owner(**{name: found[name] for name in _FIELDS})
     except (TypeError, LookupError) as error:
@@ -47,7 +47,7 @@ def owner_of(found: Any, where: str) -> Owner:
 
 
 def lines_of(found: Any, where: str) -> tuple[Line, ...]:
-    """Pairs of an epoch and a sequence, as lists or from a text."""
+    """Return pairs of an epoch and a sequence, from lists or from a text."""
     try:
         lines = tuple(Line(number(epoch, where), number(sequence, where)) for epoch, sequence in found)
     except (TypeError, ValueError) as error:
@@ -56,7 +56,7 @@ def lines_of(found: Any, where: str) -> tuple[Line, ...]:
 
 
 def number(found: Any, where: str) -> int:
-    """A count of this package: not negative, and of no size that nothing ever reaches."""
+    """Return a count of this package: not negative, and of no size that nothing ever reaches."""
     try:
         count = int(found) if type(found) is not float else -1
     except (TypeError, ValueError) as error:
@@ -79,7 +79,7 @@ def nonsense(where: str) -> CheckpointCorrupt:
 
 
 def lost(session: str, epoch: int, found: int, owner: Owner | None) -> Fenced:
-    """What to raise where the store has another claim than that of this owner. `found`: its epoch."""
+    """Return the error for a store that has another claim than that of this owner. `found`: its epoch."""
     if found > epoch:
         said = f"Session {session!r} was taken over by {named(owner)}."
     elif found == epoch:
@@ -111,7 +111,7 @@ def busy(session: str, owner: Owner | None) -> SessionBusy:
 
 
 def no_take_over(session: str, url: str) -> SessionBusy:
-    """What a store of files raises: its owners cannot be fenced, only ended, and that is asked first."""
+    """Return the error of a store of files: its owners cannot be fenced, only ended, after a question."""
     command = f"graflow-ckpt resume {session} --take-over --store {shlex.quote(url)}"
     return SessionBusy(
         f"take_over=True is not possible for session {session!r}: in a folder an owner keeps it for life.",

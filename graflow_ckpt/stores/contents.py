@@ -1,8 +1,8 @@
 """Contents of a keyed store: values that the checkpoints of a session have in common, each stored once.
 
 Promise: what a save has found or written stays for it. One under a lease only remembers what it has found:
-whoever deletes meanwhile leaves that to the owner (`freed`, head.py). One without a lease is pinned in the
-head before it writes, also if it has found nothing: by that, what it writes is told from what the dead have
+a delete meanwhile leaves that to the owner (`freed`, head.py). One without a lease is pinned in the
+head before it writes, also if it has found nothing: so its writes are distinct from what dead saves have
 left. Not here: what a commit may hold (keyed.py).
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class KeyedContents:
-    """Those of one store. Checkpoints of a session share; each other name is a scope of its own."""
+    """The contents of one store. Checkpoints of a session share; each other name is a scope of its own."""
 
     shares = True
 
@@ -52,7 +52,7 @@ class KeyedContents:
         self._store.heads.change(to.scope, change)
 
     def sweep(self) -> int:
-        """Of all sessions; how many keys went."""
+        """Sweep all sessions; return how many keys were deleted."""
         store, count = self._store, 0
         for scope in sorted({entry.key.split("/")[1] for entry in store.driver.keys("data/")}):
             head = store.heads.change(scope, partial(self._without_the_dead, scope)).head
@@ -105,10 +105,10 @@ class KeyedSaving:
         self.added[name] = held
 
     def settle(self) -> None:
-        """What was sent is on the disk with the commit, at the latest."""
+        """Do nothing: what was sent is on the disk with the commit, at the latest."""
 
     def committed(self) -> None:
-        """What it has written belongs to a checkpoint now."""
+        """Note that what the save has written belongs to a checkpoint now."""
         self._over = True
 
     def end(self) -> None:
@@ -127,7 +127,7 @@ class KeyedSaving:
                 store.heads.change(to.scope, self._unpinned)
 
     def _pin(self, names: Sequence[str]) -> Collection[str]:
-        """Without a lease whoever deletes has to be told."""
+        """Pin these contents: without a lease a delete has to know of them."""
         now = self._store.driver.now()
         found: dict[str, Held] = {}
 

@@ -1,13 +1,13 @@
 """What a keyed store asks of the place that keeps its bytes: six calls.
 
-    head/{s}                        who owns a session, and which checkpoints it has: changed in place
+    head/{s}                        the owner of a session, and which checkpoints it has: changed in place
     lease/{s}/{claim}               touched by the owner as long as it lives
     data/{s}/{mark}/m               a meta; has a row
     data/{s}/{mark}/{n}             its parts as one stream, in chunks; {mark} is never used twice
     data/{s}/{mark}/{content}/{n}   a content, by the save that wrote it
     journal/{s}/{segment}/{n}       one record
 
-`{s}` is a session, or `@NAME` for a checkpoint that somebody has named. Keys are of letters, digits, slashes
+`{s}` is a session, or `@NAME` for a checkpoint that a user has named. Keys are of letters, digits, slashes
 and `.-_~@=`; those that differ in case are different.
 
 Promise of the store: every key but `head/…` and `lease/…` is written once and never changes, and whatever
@@ -27,7 +27,7 @@ Tag = str
 
 
 class Stored(NamedTuple):
-    """What stands under a key; `at`: since when, by the clock of `now`."""
+    """The bytes under a key; `at`: since when, by the clock of `now`."""
 
     data: bytes
     tag: Tag
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a meta is found by: ASCII in one line. Empty: whatever it is, or nothing that is known."""
+    """The facts that a meta is found by: ASCII in one line. Empty: any, or none that is known."""
 
     session: str = ""
     workflow: str = ""
@@ -59,8 +59,8 @@ class Hit(NamedTuple):
 
 
 class Put(NamedTuple):
-    """`fresh`: nothing may stand under the key yet. `row`: goes with the key, which is a fresh one; where
-    batches are not atomic it may stand there already, as it is."""
+    """`fresh`: nothing may be under the key yet. `row`: goes with the key, which is a fresh one; where
+    batches are not atomic it may be there already, as it is."""
 
     key: str
     data: Buffer
@@ -80,13 +80,13 @@ class Driver(Protocol):
 
     @property
     def atomic(self) -> bool:
-        """Whether a batch is carried out as a whole. If not, each of the store's has one put with a guard,
-        or puts of fresh keys, or drops."""
+        """Return whether a batch is carried out as a whole. If not, each of the store's has one put with a
+        guard, or puts of fresh keys, or drops."""
         ...
 
     @property
     def inline(self) -> int:
-        """Bytes of a checkpoint's stream, and of its meta, up to which they ride in the head."""
+        """Bytes of a checkpoint's stream, and of its meta, up to which they are put into the head."""
         ...
 
     @property
@@ -95,15 +95,15 @@ class Driver(Protocol):
         ...
 
     def now(self) -> float:
-        """The place's own clock, in seconds: for leases, never for fences."""
+        """Return the place's own clock, in seconds: for leases, never for fences."""
         ...
 
     def get(self, *keys: str) -> Sequence[Stored | None]:
-        """One round trip, as of one moment."""
+        """Get in one round trip, as of one moment."""
         ...
 
     def read(self, key: str, start: int, length: int) -> Buffer | None:
-        """A piece of what stands there; None if it is not there, or shorter."""
+        """Return a piece of what is there; None if it is not there, or shorter."""
         ...
 
     def batch(
@@ -119,17 +119,17 @@ class Driver(Protocol):
 
         `guards`: keys with the tags that they must have; None: must not be there. `needs`: keys that must be
         there. `soft`: it may reach the disk with the next batch that is not, but what a server has confirmed
-        outlasts the server. A drop of what is not there is no trouble. Who lost the reply looks: the guard
+        outlasts the server. To drop what is not there is no error. Without a reply, look: the guard
         has another tag, or a fresh key its bytes.
         """
         ...
 
     def keys(self, prefix: str) -> Iterator[Entry]:
-        """Those that begin so, in order of keys. A prefix ends with a slash."""
+        """Yield the keys that begin so, in order. A prefix ends with a slash."""
         ...
 
     def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit] | None:
-        """The newest of those with these facts, the last put first; `below`: of lower numbers only.
+        """Return the newest with these facts, the last put first; `below`: of lower numbers only.
 
         None: rows are not kept, and the store has to look at all heads.
         """

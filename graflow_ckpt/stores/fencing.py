@@ -1,9 +1,9 @@
 """Leases and journal segments of stores that fence: what they have in common.
 
-An owner is told by epoch and claim: by both, since a place that was put back to an older state gives an
+An owner is known by epoch and claim: by both, since a place that was put back to an older state gives an
 epoch out once more. What a store compares them with, and how, is its own.
 
-Promise: a thread keeps a lease until it is released, and says nothing if that fails: the next write does.
+Promise: a thread renews a lease until it is released, and raises nothing if that fails: the next write does.
 After a failed append nothing more is appended to that segment, ever; nor after a Ctrl-C in the middle of one.
 Not here: a folder, whose owner keeps it for life (ownership.py).
 """
@@ -53,7 +53,7 @@ class FencedLease:
         raise NotImplementedError
 
     def release(self) -> None:
-        """Let the session go. What cannot be written then does not matter: the lease runs out."""
+        """Release the session. What cannot be written then does not matter: the lease runs out."""
         if self._released or self._process != os.getpid():
             return
         self._over.set()
@@ -76,7 +76,7 @@ class FencedLease:
         return lost(self.session, self.epoch, epoch, owner)
 
     def _let_go(self) -> None:
-        """Write down that nobody owns it, if it is still ours."""
+        """Write down that it has no owner, if it is still ours."""
         raise NotImplementedError
 
     def _renew(self) -> bool:
@@ -84,7 +84,7 @@ class FencedLease:
         raise NotImplementedError
 
     def _keep(self) -> None:
-        """The keeper's thread: whatever goes wrong in one pass, the next one tries again."""
+        """Renew, in the keeper's thread: whatever goes wrong in one pass, the next one tries again."""
         while not self._over.wait(self._seconds / 3):
             try:
                 kept = self._renew()
@@ -92,13 +92,13 @@ class FencedLease:
                 _logger.warning("cannot renew session %s: %s", self.session, error)
                 continue
             if not kept:
-                return  # the next write says so, where somebody can hear it
+                return  # the next write raises it, where the program sees it
 
 
 @contextmanager
 def clearing(lease: Lease) -> Iterator[None]:
-    """Around what a new owner clears away of former ones: what cannot be, stays. After any other error the
-    session is let go."""
+    """Log what a new owner cannot clear away of former ones; that stays. After any other error the
+    session is released."""
     try:
         yield
     except (ServerError, OSError) as error:
@@ -110,7 +110,7 @@ def clearing(lease: Lease) -> Iterator[None]:
 
 
 class OwnerWatch:
-    """How long an owner of another machine, or of another container, has shown no life while one looked."""
+    """The time for which an owner of another machine or container has shown no life since the first look."""
 
     def __init__(self, session: str) -> None:
         self.since: float | None = None  # the first look
@@ -118,7 +118,7 @@ class OwnerWatch:
         self._mark: object = None
 
     def silent(self, owner: Owner, mark: object, seconds: float) -> bool:
-        """Wait a moment; whether that has lasted for longer than that. `SessionBusy`: it lives, for it is
+        """Wait a moment; return whether the owner was silent for longer. `SessionBusy`: it lives, for it is
         near, or its `mark` is another one than at the first look."""
         if is_near(owner) or (self.since is not None and mark != self._mark):
             raise busy(self._session, owner)
@@ -131,7 +131,7 @@ class OwnerWatch:
 
 
 class FencedSegment:
-    """One open segment. `key`: what it is called there; `mend`: what to look after if an append fails."""
+    """One open segment. `key`: what it is called there; `mend`: what to repair if an append fails."""
 
     mend = "server"
 
@@ -143,7 +143,7 @@ class FencedSegment:
         self._mutex = threading.Lock()
 
     def append(self, frame: bytes, /) -> None:
-        """Durable when it returns. JournalFailed closes the segment; so does Ctrl-C in the middle."""
+        """Append; durable on return. JournalFailed closes the segment; so does Ctrl-C in the middle."""
         with self._mutex:
             if not self._open:
                 raise self._failed("it was closed")
@@ -162,7 +162,7 @@ class FencedSegment:
         self._open = False
 
     def _write(self, frame: bytes) -> bool:
-        """As the owner, after `_count` others; False: there are more. `Fenced`: it is not ours any more."""
+        """Write as the owner, after `_count` others; False: there are more. Raise `Fenced`, if it is lost."""
         raise NotImplementedError
 
     def _failed(self, why: str) -> JournalFailed:

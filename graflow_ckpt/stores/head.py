@@ -1,20 +1,20 @@
-"""The head of a session: who owns it, and which checkpoints it has. It changes only from what was seen.
+"""The head of a session: its owner and its checkpoints. It changes only from what was seen.
 
     {write, last, epoch, claim, owner, seconds, n, checkpoints: {name: record}, freed, pins, bad} \\n inline
 
-    pages       {mark: names in it that are gone}: records that were handed over, a hundred in each
+    pages       {mark: names in it that are gone}: records that were moved there, a hundred in each
     a record    [mark, number, stage, {part: [start, size]}, size, [mark of the meta, size], contents, inline]
     contents    [[name, mark, size], …]
 
 Promise: a claim, a commit, a deletion and a pin are each one change of the head, so that of two which cannot
-both be one is refused, on no clock's word. `write` is new in each: equal bytes would have equal tags in a
-bucket. `last`: that of the owner's last change. Whoever owns the session and does not find it there knows
+both be one is refused, without any clock. `write` is new in each: equal bytes would have equal tags in a
+bucket. `last`: that of the owner's last change. An owner that does not find it there knows
 that the place has lost what was confirmed (a failover, a backup), and stops.
 
 A record never changes; its text is kept, so a commit encodes one. A content stays as long as a record holds
-it, or the pin of a save. While somebody else owns the session, what a deletion lets go is `freed`: the owner
-may just have found it, and removes it, or holds it again, with its next commit. Not here: when a head may be
-changed (keyed.py, lease.py).
+it, or the pin of a save. While another process owns the session, what a deletion releases is `freed`: its
+owner may just have found it, and removes it, or holds it again, with its next commit. Not here: when a head
+may be changed (keyed.py, lease.py).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
 
 
 def scope_of(base: str) -> str:
-    """Whose head says what a checkpoint of that name is: its session's, or its own."""
+    """Return the scope whose head lists a checkpoint of that name: its session, or its own."""
     return session_of(base) or f"@{encoded(base)}"
 
 
 def encoded(name: str) -> str:
-    """A name as a key has it. Not with `%`, which clients encode once more."""
+    """Return a name as a key has it. Not with `%`, which clients encode once more."""
     return quote(name, safe="", errors="surrogatepass").replace("%", "=")
 
 
@@ -58,17 +58,17 @@ def decoded(text: str) -> str:
 
 
 def nonce() -> str:
-    """What nobody has written before."""
+    """Return what was never written before."""
     return os.urandom(9).hex()
 
 
 def new_mark(epoch: int) -> str:
-    """Under which a save writes. Rising, so that what is written together lies together."""
+    """Return the mark under which a save writes. It rises: what is written together is kept together."""
     return f"{epoch}-{time.time_ns() // 1000:014x}{os.urandom(8).hex()}"
 
 
 def epoch_in(mark: str) -> int:
-    """The epoch of the save; ValueError for what is no mark."""
+    """Return the epoch of the save; raise ValueError for what is no mark."""
     if (found := _MARK.match(mark)) is None:
         raise ValueError(f"{mark!r} is no mark of a save")
     return int(found[1])
@@ -87,7 +87,7 @@ def lease_key(session: str, claim: str) -> str:
 
 
 def meta_key(scope: str, mark: str, base: str) -> str:
-    """A scope that is a name does not say it twice: keys are not to be longer than a place allows."""
+    """Return a meta's key. A scope that is a name is not repeated: keys must not be longer than allowed."""
     return f"data/{scope}/{mark}/m.{'' if scope.startswith('@') else encoded(base)}"
 
 
@@ -96,13 +96,13 @@ def page_key(scope: str, mark: str) -> str:
 
 
 def base_in(key: str) -> str:
-    """The name of the checkpoint whose meta has that key."""
+    """Return the name of the checkpoint whose meta has that key."""
     mark, _, name = key.rpartition("/m.")
     return decoded(name or mark.rpartition("/")[0].partition("/@")[2])
 
 
 def chunk_keys(scope: str, stream: str, size: int, chunk: int) -> list[str]:
-    """`stream`: a mark, or a mark and a content; `chunk`: bytes under each, but for the last."""
+    """List keys. `stream`: a mark, or a mark and a content; `chunk`: bytes under each, but for the last."""
     return [f"data/{scope}/{stream}/{number:06}" for number in range(-(-size // chunk))]
 
 
@@ -126,7 +126,7 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadRecord:
-    """One checkpoint, and its name. `meta`: the mark that it stands under, and its size.
+    """One checkpoint, and its name. `meta`: the mark that it is under, and its size.
 
     `size`: of the stream; `inline`: what of it is in the head: the meta, or the stream and then the meta.
     """
@@ -142,13 +142,13 @@ class HeadRecord:
     inline: bytes = field(default=b"", repr=False)
 
     def keys(self, scope: str, base: str, chunk: int) -> list[str]:
-        """All that is its own, but for contents."""
+        """Return all keys that are its own, but for contents."""
         keys = [] if self.inline else [meta_key(scope, self.meta[0], base)]
         return keys + (chunk_keys(scope, self.mark, self.size, chunk) if self.stream is None else [])
 
     @property
     def stream(self) -> bytes | None:
-        """If it is in the head."""
+        """The stream, if it is in the head."""
         return (
             self.inline[: self.size] if self.inline and len(self.inline) == self.size + self.meta[1] else None
         )
@@ -158,20 +158,20 @@ class HeadRecord:
 
     @cached_property
     def text(self) -> str:
-        """As it stands in the head: all but the bytes that are inline."""
+        """The record as it is in the head: all but the bytes that are inline."""
         said = [self.mark, self.number, self.stage, self.parts, self.size, self.meta, self.contents]
         return f"{_dumped(self.base)}:{_dumped([*said, len(self.inline)])}"
 
 
 class Pin(NamedTuple):
-    """What a save that is under way has found. `at`: by the place's clock, if it has no lease."""
+    """The contents that a save under way has found. `at`: by the place's clock, if it has no lease."""
 
     at: float
     held: tuple[Held, ...]
 
 
 class Head(NamedTuple):
-    """Epoch 0: nobody has owned the session here yet."""
+    """Epoch 0: no process has owned the session here yet."""
 
     epoch: int = 0
     claim: str = ""
@@ -188,7 +188,7 @@ class Head(NamedTuple):
     announced: tuple[str, ...] = ()  # names that the owner is writing to; likewise
 
     def holding(self, base: str, record: HeadRecord) -> Head:
-        """With this record in the place of any other of that name."""
+        """Return a head with this record in the place of any other of that name."""
         records = dict(self.records)
         records.pop(base, None)
         records[base] = record
@@ -201,12 +201,12 @@ class Head(NamedTuple):
         return self._replace(pins={other: pin for other, pin in self.pins.items() if other != mark})
 
     def held(self) -> set[Held]:
-        """By checkpoints and by saves."""
+        """Return what is held by checkpoints and by saves."""
         found = {held for record in self.records.values() for held in record.contents}
         return found.union(*(pin.held for pin in self.pins.values()))
 
     def find(self, names: Collection[str]) -> dict[str, Held]:
-        """Of these contents those that a save may hold, too."""
+        """Return those of these contents that a save may hold, too."""
         known = (*self.freed, *self.held())
         return {held.name: held for held in known if held.name in names and held not in self.bad}
 
@@ -227,17 +227,17 @@ class Head(NamedTuple):
         return b"".join([line.encode(), *(kept.inline for kept in own)])
 
     def unpaged(self) -> list[HeadRecord]:
-        """Those that are written here, the last committed at the end."""
+        """Return the records that are written here, the last committed at the end."""
         paged = {id(record) for page in self.pages.values() for record in page.values()}
         return [record for record in self.records.values() if id(record) not in paged]
 
     def gone(self, page: Mapping[str, HeadRecord]) -> list[str]:
-        """Names in a page that are no more, or are another checkpoint by now."""
+        """Return names in a page that are no more, or are another checkpoint by now."""
         return [name for name, record in page.items() if self.records.get(name) is not record]
 
     def turned(self, epoch: int) -> tuple[Head, tuple[str, bytes] | None, list[str]]:
-        """With the oldest records in a page of their own, if there are many; the mark and the bytes of that
-        page; and the marks of pages that have nothing any more."""
+        """Move the oldest records into a new page, if there are many. Return the head, the mark and bytes of
+        that page, and the marks of pages that have nothing any more."""
         empty = [mark for mark, page in self.pages.items() if len(self.gone(page)) == len(page)]
         pages = {mark: page for mark, page in self.pages.items() if mark not in empty}
         own = self.unpaged() if pages else list(self.records.values())
@@ -265,7 +265,7 @@ def _owner(owner: Owner | None) -> str:
 
 
 def decode(scope: str, raw: bytes, page_of: Callable[[str], Mapping[str, HeadRecord]]) -> Head:
-    """What `encode` has written; CheckpointCorrupt for anything else. `page_of`: by its mark."""
+    """Return what `encode` has written; raise CheckpointCorrupt for the rest. `page_of`: by its mark."""
     line, _, inline = raw.partition(b"\n")
     where = head_key(scope)
     try:
@@ -315,7 +315,7 @@ def _later(scope: str, found: object) -> SchemaUnsupported:
 
 
 def decode_page(scope: str, mark: str, raw: bytes) -> Mapping[str, HeadRecord]:
-    """The records that a head has handed over."""
+    """Return the records that a head has moved to a page."""
     line, _, inline = raw.partition(b"\n")
     try:
         return dict(_records(json.loads(line), inline))
@@ -358,14 +358,14 @@ def _held(said: Iterable[Any]) -> Iterator[Held]:
 
 
 def _seconds(said: Any) -> float:
-    """Of a lease, or of a clock; JSON may have what is neither."""
+    """Return the seconds of a lease, or of a clock; JSON may have what is neither."""
     if not 0 <= float(said) < math.inf:
         raise ValueError(f"{said} is no number of seconds")
     return float(said)
 
 
 def _within(start: int, size: int, room: int) -> int:
-    """The size, which somebody else may have written."""
+    """Return the size, if it is within the room: another program may have written it."""
     if not 0 <= start <= start + size <= room:
         raise ValueError(f"{size} bytes from {start} are not within {room}")
     return int(size)

@@ -7,8 +7,8 @@ owners never have a segment in common, even under the same epoch: its name has t
 failure nothing more is appended, ever.
 
 Where batches are not atomic a record carries no guard. There the head says which segments there are, record
-0 says that one was begun, and who takes over closes each by an empty record under its next number
-(lease.py). Not here: what is in a record, and which records count (checkpoint/journal.py).
+0 says that one was begun, and a process that takes over closes each by an empty record under its next
+number (lease.py). Not here: what is in a record, and which records count (checkpoint/journal.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class KeyedSegment(FencedSegment):
                     (found,) = self._driver.get(key)
                     if found is not None and asked and found.data == frame:
                         return True
-                    lease.check()  # somebody has pruned, or taken over
+                    lease.check()  # another process has pruned, or taken over
                     if found is not None:
                         return False
                 except ServerGone:
@@ -56,13 +56,13 @@ class KeyedSegment(FencedSegment):
 
 
 def open_segment(driver: Driver, lease: KeyedLease, after: int) -> KeyedSegment:
-    """A new one for the records after `after`."""
+    """Open a new segment for the records after `after`."""
     lease.check()
     name = f"{lease.epoch:010}-{after:012}-{lease.claim}"
     if name in lease.begun:
         raise used(lease.session, name)
     if not driver.atomic:
-        # that it was begun is seen first by who takes over, also from a head that was put back
+        # that it was begun is seen first by a process that takes over, also from a head that was put back
         driver.batch([Put(f"journal/{lease.session}/{name}/{0:010}", b"-", fresh=False)])
 
         def begin(head: Head) -> Step | None:
@@ -73,7 +73,7 @@ def open_segment(driver: Driver, lease: KeyedLease, after: int) -> KeyedSegment:
 
 
 def read_segments(heads: Heads, session: str) -> Iterator[tuple[int, int, bytes]]:
-    """(epoch, after, bytes) in that order."""
+    """Yield (epoch, after, bytes) in that order."""
     for epoch, after, _, entries in _listed(heads, session):
         keys = [entry.key for entry in entries if entry.size]
         pages = [heads.driver.get(*keys[at : at + _PAGE]) for at in range(0, len(keys), _PAGE)]
@@ -99,7 +99,7 @@ def drop_segments(heads: Heads, session: str, before: int) -> None:
 
 
 def _listed(heads: Heads, session: str) -> Iterator[tuple[int, int, str, Sequence[Entry]]]:
-    """Epoch, what it follows, name, and the keys of records."""
+    """Yield the epoch, what the segment follows, its name, and the keys of its records."""
     atomic = heads.driver.atomic
     known = None if atomic else set(heads.read(session).head.segments)
     listed = heads.driver.keys(f"journal/{session}/")

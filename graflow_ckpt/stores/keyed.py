@@ -8,10 +8,10 @@ its session commits nothing. A commit holds contents that the head knows as it i
 has written; else it is refused (`gone`). A reader whose chunks go while it reads finds out, and that the
 meta has changed. What is listed is read from metas alone.
 
-Whoever fails before W2 takes away what it has written; after W2 has begun only if it is sure that it was
+A save that fails before W2 deletes what it has written; after W2 has begun only if it is sure that it was
 refused. Whatever is left is removed by the session's next owner.
-Not here: who may write (lease.py), what the head says (head.py), how a place does it (drivers), and what a
-checkpoint contains.
+Not here: which owner may write (lease.py), what the head says (head.py), how a place does it (drivers), and
+what a checkpoint contains.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ from graflow_ckpt.stores.store import Store
 from graflow_ckpt.stores.streams import RangeReader, Stream
 
 _INLINE = 128 << 10  # bytes of checkpoints that a head may have
-_ALONG = 64 << 10  # bytes of a stream that come along with its meta
+_ALONG = 64 << 10  # bytes of a stream that are read along with its meta
 _WHOLE = 4 << 20  # bytes of a stream that are fetched with the first of its parts
 _PAGE = 200  # metas that are read at once
-_FRESH = 30.0  # seconds in which somebody who has seen a meta opens its parts
+_FRESH = 30.0  # seconds in which a reader that has seen a meta opens its parts
 _REMEMBERED = 64
 _TOGETHER = 500  # checkpoints that one batch deletes
 _DROPS = 1000  # keys that one batch drops
@@ -126,7 +126,7 @@ class KeyedStore(Store[KeyedLease]):
         return path_of(folder, base_of(base)) if folder == self.folder and base_of(base) else None
 
     def probe(self) -> None:
-        """Do once what saving will do, and take it away again."""
+        """Do once what saving will do, and delete it again."""
         done = self.driver.batch([Put("probe", b"", fresh=False)])
         self.driver.batch([], ["probe"])
         self.synced = done is not None and done.synced
@@ -135,7 +135,7 @@ class KeyedStore(Store[KeyedLease]):
 
     def acquire(self, session: str, *, take_over: bool = False) -> KeyedLease:
         lease = self._owned[session] = self._leases.claim(check_session_id(session), take_over=take_over)
-        if lease.epoch == 1:  # nobody was here before
+        if lease.epoch == 1:  # there was no owner before
             return lease
         try:
             if not self.driver.atomic:
@@ -192,13 +192,13 @@ class KeyedStore(Store[KeyedLease]):
             if not unknown and (not sent or self._was_refused(to, error)):
                 stream.withdraw()
             elif saving := self.savings.get((to.base, to.stage)):
-                saving.committed()  # it may stand: nothing of it is to be taken away
+                saving.committed()  # it may be committed: nothing of it may be deleted
             if sent and isinstance(error, ServerGone):
                 raise unconfirmed(to.path, error) from error
             raise
 
     def _was_refused(self, to: PutTarget, error: BaseException) -> bool:
-        """Whether it is sure that a commit is not there, and does not come."""
+        """Return whether it is sure that a commit is not there, and will not be."""
         if isinstance(error, ServerGone) or not isinstance(error, GraflowError):
             return False  # a Ctrl-C comes at any time
         with suppress(GraflowError):  # a reply may have been lost before it was refused
@@ -209,7 +209,7 @@ class KeyedStore(Store[KeyedLease]):
     def _commit(
         self, to: PutTarget, record: HeadRecord, meta: bytes, stream: Stream, going: Sequence[str]
     ) -> None:
-        """W2."""
+        """Do W2."""
         names, facts = contents_in(meta), facts_in(meta)
         saving = self.savings.get((to.base, to.stage))
         its = session_of(to.base) or _text(facts, "session_id")
@@ -252,7 +252,7 @@ class KeyedStore(Store[KeyedLease]):
             saving.committed()
 
     def _inline(self, head: Head, base: str, record: HeadRecord, chunks: Sequence[Put], meta: bytes) -> bytes:
-        """What of a checkpoint rides in the head: its meta, or all of it, or nothing."""
+        """Return what of a checkpoint is put into the head: its meta, or all of it, or nothing."""
         if record.inline:  # the stream that a meta is put over
             return record.inline + meta
         most = self.driver.inline
@@ -273,7 +273,7 @@ class KeyedStore(Store[KeyedLease]):
         drops: Sequence[str] = (),
         needs: Sequence[str] = (),
     ) -> Step:
-        """The step from one head to another, with the contents that nobody holds any more: they go, but for
+        """Return the step from one head to another. Contents that nothing holds any more are dropped, but for
         those that the owner may just have found."""
         loose = (head.held() | head.freed) - after.held()
         finding = loose if mine is None and head.owner is not None else set[Held]()
@@ -283,7 +283,7 @@ class KeyedStore(Store[KeyedLease]):
         return Step(after, puts, [*drops, *self.keys_of(scope, loose - finding)], needs)
 
     def delete_many(self, paths: Iterable[str]) -> int:
-        """How many were there. Those of a session go together."""
+        """Delete; return how many were there. Those of a session go together."""
         bases, count = sorted(dict.fromkeys(map(self._name, paths)), key=scope_of), 0
         for scope, own in groupby(bases, key=scope_of):
             names = list(own)
@@ -353,7 +353,7 @@ class KeyedStore(Store[KeyedLease]):
         raise not_its(path_of(self.folder, base), part)
 
     def _whole(self, base: str, record: HeadRecord, keys: Sequence[str]) -> bytes | None:
-        """All parts at once: whoever opens one opens the others next."""
+        """Read all parts at once: a reader that opens one opens the others next."""
         found = [one.data for one in self.driver.get(*keys) if one is not None]
         stream = found[0] if len(found) == 1 else b"".join(found)
         if len(stream) != record.size:
@@ -372,8 +372,8 @@ class KeyedStore(Store[KeyedLease]):
         raise holds_none(path_of(self.folder, base), name)
 
     def _known(self, base: str) -> Iterator[tuple[HeadRecord, bytes | None]]:
-        """What was seen a moment ago, and if that does not do, what is there now; with its stream, if that is
-        small."""
+        """Yield what was seen a moment ago, and if that does not do, what is there now; with its stream, if
+        that is small."""
         recent = self._recent.get(base)
         if recent is not None:
             yield recent
@@ -390,7 +390,7 @@ class KeyedStore(Store[KeyedLease]):
     # --- listing -----------------------------------------------------------------------
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
-        """Paths and metas, the last committed first.
+        """Yield paths and metas, the last committed first.
 
         `session`: its own paths, and those under other names whose meta names it.
         `pattern`: a glob of names, alone or after the store, instead of all.
@@ -424,7 +424,7 @@ class KeyedStore(Store[KeyedLease]):
             yield base_in(hit.key), hit.data
         if len(hits) < _PAGE:
             return
-        # what was written anew meanwhile has moved to the front, which was passed
+        # what was written again meanwhile has moved to the front, which was passed
         for hit in self._hits(session, self.driver.find(_row(session), _PAGE) or ()):
             base = base_in(hit.key)
             if hit.number <= newest:
@@ -433,7 +433,7 @@ class KeyedStore(Store[KeyedLease]):
                 yield base, hit.data
 
     def _hits(self, session: str | None, page: Sequence[Hit]) -> Iterator[Hit]:
-        """All of them, page after page."""
+        """Yield all of them, page after page."""
         while True:
             yield from page
             if len(page) < _PAGE:
@@ -441,13 +441,13 @@ class KeyedStore(Store[KeyedLease]):
             page = self.driver.find(_row(session), _PAGE, page[-1].number) or ()
 
     def _is_sealed_anew(self, base: str) -> bool:
-        """Whether it was there before its meta. A session's own is new otherwise, and does not belong at the
-        end."""
+        """Return whether it was there before its meta. A session's own is new otherwise, and does not belong
+        at the end."""
         record = self.heads.read(scope_of(base)).head.records.get(base)
         return record is not None and record.mark != record.meta[0]
 
     def _in_heads(self, session: str | None, wanted: str | None) -> Iterator[tuple[str, bytes]]:
-        """Where rows are not kept: the session whose head was written last first."""
+        """Yield metas where rows are not kept: the session whose head was written last first."""
         heads = sorted(self.driver.keys("head/"), key=lambda entry: entry.at, reverse=True)
         for scope in [entry.key.partition("/")[2] for entry in heads]:
             if session not in (None, scope) and not scope.startswith("@"):
@@ -457,7 +457,7 @@ class KeyedStore(Store[KeyedLease]):
             except (CheckpointCorrupt, SchemaUnsupported) as error:
                 if session is not None:
                     raise
-                log.warning("%s", error)  # one head that cannot be read keeps nobody from seeing the others
+                log.warning("%s", error)  # one head that cannot be read hides no others
                 continue
             for base in reversed(list(records)):
                 raw = self._meta_now(base, records[base]) if _fits(base, wanted) else None
@@ -467,7 +467,7 @@ class KeyedStore(Store[KeyedLease]):
                     yield base, raw
 
     def _meta_now(self, base: str, record: HeadRecord) -> bytes | None:
-        """Of one that may be written anew or deleted meanwhile; nothing, if somebody has removed its meta."""
+        """Return the meta of one that may change or be deleted meanwhile; None, if its meta was removed."""
         try:
             raw = self._meta_of(base, record)
             return self.meta(base) if raw is None else raw
@@ -477,7 +477,7 @@ class KeyedStore(Store[KeyedLease]):
             return b""
 
     def _pattern(self, pattern: str) -> str:
-        """Of names, from one that may name the store, too."""
+        """Return the pattern of names, from one that may name the store, too."""
         return base_of(pattern.removeprefix(f"{self.folder}/"))
 
     # --- journal -----------------------------------------------------------------------
@@ -494,26 +494,26 @@ class KeyedStore(Store[KeyedLease]):
     # --- within ------------------------------------------------------------------------
 
     def keys_of(self, scope: str, contents: Iterable[Held]) -> Sequence[str]:
-        """All keys of these contents."""
+        """Return all keys of these contents."""
         chunk = self.driver.chunk
         return [key for held in contents for key in chunk_keys(scope, held.stream, held.size, chunk)]
 
     def drop(self, keys: Sequence[str]) -> None:
-        """Remove what nobody names any more."""
+        """Remove what no head names any more."""
         for at in range(0, len(keys), _DROPS):
             self.driver.batch([], keys[at : at + _DROPS])
 
     def target(self, path: str, lease: Lease | None, stage: str) -> PutTarget:
-        """Where a save goes."""
+        """Return where a save goes."""
         return PutTarget(self, self._name(path), self._own(lease) if lease is not None else None, stage)
 
     def scope(self, path: str) -> str:
-        """Whose head says what that path is."""
+        """Return the scope whose head lists that path."""
         return scope_of(self._name(path))
 
 
 class PutTarget:
-    """Where a put goes, and whose it is."""
+    """The target of a put, and its lease."""
 
     def __init__(self, store: KeyedStore, base: str, lease: KeyedLease | None, stage: str) -> None:
         self.base, self.lease, self.stage = base, lease, stage
@@ -534,7 +534,7 @@ class PutTarget:
         return seen
 
     def over(self, former: HeadRecord | None, record: HeadRecord) -> HeadRecord:
-        """In the place of a former one: a meta alone goes with the parts of its stage."""
+        """Return the record in the place of a former one: a meta alone goes with the parts of its stage."""
         if former is None or record.parts or not former.parts:
             return record
         if former.stage != record.stage:
@@ -544,7 +544,7 @@ class PutTarget:
 
 
 class _Recent:
-    """Records whose meta somebody has just seen, and what has come along with it."""
+    """Records whose meta a reader has just seen, and what was read along with it."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, tuple[HeadRecord, bytes | None, float]] = OrderedDict()
@@ -572,7 +572,7 @@ class _Recent:
 
 
 def _row(*facts: object) -> Row:
-    """As every place can hold it."""
+    """Return the row as every place can hold it."""
     return Row(*(ascii(fact)[1:-1] if isinstance(fact, str) else "" for fact in facts))
 
 

@@ -1,10 +1,10 @@
-"""Who owns a session in a keyed store: claims, leases, and what the dead have left.
+"""Ownership of a session in a keyed store: claims, leases, and what dead owners have left.
 
-Promise: of several who acquire a session at once exactly one gets it, for a claim is a change of its head;
-and what a former owner is still at is refused, because the head is another one by then. No clock decides who
-may write. The place's clock and the watcher's patience decide only whether a silent owner of another machine
-may be taken over: a thread touches `lease/{s}/{claim}` every third of the lease's time. An owner on this
-machine is judged by its process.
+Promise: of several that acquire a session at once exactly one gets it, for a claim is a change of its head;
+and what a former owner still writes is refused, because the head is another one by then. No clock decides
+which owner may write. The place's clock and the watcher's patience decide only whether a silent owner of
+another machine may be taken over: a thread touches `lease/{s}/{claim}` every third of the lease's time. An
+owner on this machine is judged by its process.
 
 An owner that does not find its own last change in the head is fenced: the place has lost what it had
 confirmed.
@@ -50,13 +50,13 @@ from graflow_ckpt.stores.head import (
 )
 
 LEASE = 30.0
-LIFE = 86_400.0  # seconds for which what somebody without a lease has begun to write is left alone
+LIFE = 86_400.0  # seconds for which what a save without a lease has begun to write is left alone
 PATIENCE = 5.0  # seconds within which a server that was lost must be back
 _PAUSE = 0.1
-_WAITED = 4  # of our own lease times: a term that is longer comes of a mistake, or of somebody else
+_WAITED = 4  # of our own lease times: a longer term is a mistake, or of another program
 _PAGES = 64  # that are kept in memory
 _PAUSES = (0.0, 0.002, 0.005, 0.02)  # seconds at most after so many refusals
-_UNREACHED = 10**17  # no session has so many owners: somebody else has made that key
+_UNREACHED = 10**17  # no session has so many owners: another program has made that key
 _SEGMENT = re.compile(r"(\d{10,20})-(\d{12,20})-[0-9a-z]+\Z", re.ASCII)
 _NUMBER = re.compile(r"\d{1,20}\Z", re.ASCII)
 
@@ -75,7 +75,7 @@ class ServerWait:
 
 
 class Step(NamedTuple):
-    """What a head is to become, and what goes with it."""
+    """A head as it is to become, and what is written with it."""
 
     head: Head
     puts: Sequence[Put] = ()
@@ -95,16 +95,16 @@ class Seen:
     tag: Tag | None = None
     at: float | None = None
     synced: bool = True
-    changed: bool = False  # by whoever asked for it, as far as that is known
+    changed: bool = False  # by the caller, as far as that is known
 
 
 class Heads:
-    """Those of one place."""
+    """The heads of one place."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self._pages: OrderedDict[str, Mapping[str, HeadRecord]] = OrderedDict()  # those that were read last
-        self._decoded: tuple[str, Buffer, Head] | None = None  # likewise: who reads one reads it again
+        self._decoded: tuple[str, Buffer, Head] | None = None  # likewise: a reader of one reads it again
 
     def read(self, scope: str) -> Seen:
         while True:
@@ -135,8 +135,8 @@ class Heads:
     def change(
         self, scope: str, change: Change, seen: Seen | None = None, beside: KeyedLease | None = None
     ) -> Seen:
-        """Carry out a change, once. `seen`: what the head was when last looked at. `beside`: whose session
-        must still be its own, if the head is another one.
+        """Carry out a change, once. `seen`: what the head was when last looked at. `beside`: a lease that
+        must still be valid, if the head is another session's.
 
         ServerGone: it may have been carried out or not.
         """
@@ -146,7 +146,7 @@ class Heads:
             try:
                 seen = seen or self.read(scope)
                 if beside is not None and not self.driver.atomic:
-                    beside.announce(scope)  # now: whoever takes over from here on makes this tag a former one
+                    beside.announce(scope)  # now: a later owner makes this tag a former one
                 step = change(seen.head)
                 if step is None:
                     return replace(seen, changed=True) if lost else seen
@@ -159,7 +159,7 @@ class Heads:
                 lost, refused, former = False, refused + 1, relied
                 if beside is not None:
                     beside.check()
-                time.sleep(random.random() * _PAUSES[min(refused, len(_PAUSES)) - 1])  # others want it, too
+                time.sleep(random.random() * _PAUSES[min(refused, len(_PAUSES)) - 1])  # others change it, too
             except ServerGone:
                 lost = True
                 if patience.over():
@@ -167,7 +167,7 @@ class Heads:
             seen = None
 
     def attempt(self, scope: str, seen: Seen, step: Step, beside: KeyedLease | None = None) -> Seen | None:
-        """In place of what was seen; None if that has changed, or something else does not hold."""
+        """Replace what was seen; return None if that has changed, or something else does not hold."""
         driver, key = self.driver, head_key(scope)
         head, page, empty = step.head.turned(step.head.epoch)
         if page is not None:
@@ -182,7 +182,7 @@ class Heads:
             guards |= beside.guard if beside is not None else {}
             done = driver.batch([own, *step.puts], step.drops, guards=guards, needs=step.needs)
         else:
-            if step.puts:  # under marks that nobody else has: to write them once more is no harm
+            if step.puts:  # under marks of this save alone: to write them once more does no harm
                 driver.batch([put._replace(fresh=False) for put in step.puts])
             done = driver.batch([own], guards=guards)
             if done is not None and step.drops:
@@ -217,18 +217,18 @@ class KeyedLease(FencedLease):
 
     @property
     def live(self) -> bool:
-        """Whether it has not been released, as far as this process knows."""
+        """Return whether it has not been released, as far as this process knows."""
         return not (self._released or self._over.is_set()) and self._process == os.getpid()
 
     @property
     def head(self) -> Head:
-        """As it was when last looked at."""
+        """The head as it was when last looked at."""
         with self.mutex:
             return (self._seen or self._look()).head
 
     @property
     def guard(self) -> dict[str, Tag | None]:
-        """What holds as long as the session is ours, and nobody else has changed its head."""
+        """The guard that holds as long as the session is ours, and no other process has changed its head."""
         with self.mutex:
             return {head_key(self.session): (self._seen or self._look()).tag}
 
@@ -255,13 +255,13 @@ class KeyedLease(FencedLease):
             known, self._seen = self._seen, None  # after a failure nothing is known
             seen = self._seen = self._heads.change(self.session, ours, known)
             self._lasts = {seen.head.last}
-            if seen is known:  # there was nothing to write, so nobody could refuse it
+            if seen is known:  # there was nothing to write, so it could not be refused
                 self._look()
             return seen
 
     def announce(self, scope: str) -> None:
-        """Where batches are not atomic, whoever takes over has to know to which other heads we are
-        writing. Their tags are seen before this: else one that was closed behind us would do."""
+        """Note, where batches are not atomic, to which other heads we write: the next owner has to know.
+        Their tags are seen before this: else one that was closed behind us would do."""
         self._past.discard(scope)
         self.change(
             lambda head: (
@@ -270,7 +270,7 @@ class KeyedLease(FencedLease):
         )
 
     def over(self, scope: str) -> None:
-        """That write is decided: the next change says so."""
+        """Note that this write is decided: the next change says so."""
         self._past.add(scope)
 
     def _look(self) -> Seen:
@@ -301,7 +301,7 @@ class KeyedLease(FencedLease):
 
 
 class Leases:
-    """Those of the sessions in one place."""
+    """The leases of the sessions in one place."""
 
     def __init__(self, heads: Heads, where: str, seconds: float) -> None:
         self._heads, self._driver, self._where, self._seconds = heads, heads.driver, where, seconds
@@ -320,7 +320,7 @@ class Leases:
                     return KeyedLease(self._heads, self._where, session, seen, former)
                 former = head.owner
                 meant = head.claim if meant is None else meant
-                asks = not take_over or head.claim != meant  # else somebody else was faster
+                asks = not take_over or head.claim != meant  # else another process was faster
                 if former is not None and asks and not self._is_dead(session, seen, watch):
                     continue
                 epoch = 1 + (self._highest_epoch(session) if seen.tag is None else head.epoch)
@@ -339,7 +339,7 @@ class Leases:
                 return KeyedLease(self._heads, self._where, session, written, former)
 
     def owner(self, session: str) -> Owner | None:
-        """The living owner, without taking anything."""
+        """Return the living owner, without taking anything."""
         seen = self._heads.read(session)
         owner = seen.head.owner
         if owner is None or is_gone(owner):
@@ -347,7 +347,7 @@ class Leases:
         return owner if is_near(owner) or not self._is_silent(session, seen) else None
 
     def _is_dead(self, session: str, seen: Seen, watch: OwnerWatch) -> bool:
-        """Whether the owner may be taken over; False: look again. SessionBusy: it lives."""
+        """Return whether the owner may be taken over; False: look again. Raise SessionBusy if it lives."""
         owner = seen.head.owner
         assert owner is not None
         if is_gone(owner):
@@ -363,14 +363,14 @@ class Leases:
         return silent
 
     def _is_silent(self, session: str, seen: Seen) -> bool:
-        """Whether nothing was heard of the owner for too long, by the place's clock."""
+        """Return whether nothing was heard of the owner for too long, by the place's clock."""
         (shown,) = self._driver.get(lease_key(session, seen.head.claim))
         heard = max((at for at in (shown and shown.at, seen.at) if at is not None), default=None)
         # A whole second more: that is how exact the clock of a bucket is.
         return heard is not None and self._driver.now() - heard > seen.head.seconds + 1
 
     def _highest_epoch(self, session: str) -> int:
-        """From the keys of what else the session has, should its head have been lost."""
+        """Return the highest epoch in the keys of what else the session has, in case its head was lost."""
         found = (self._driver.keys(f"{kind}/{session}/") for kind in ("data", "journal"))
         names = (entry.key.split("/")[2] for entries in found for entry in entries)
         epochs = (int(name.partition("-")[0]) for name in names if is_mark(name) or segment_in(name))
@@ -378,23 +378,23 @@ class Leases:
 
 
 def lasting(driver: Driver, head: Head) -> dict[str, Pin]:
-    """The pins of saves without a lease that may still be under way."""
+    """Return the pins of saves without a lease that may still be under way."""
     limit = driver.now() - LIFE if head.pins else 0.0
     return {mark: pin for mark, pin in head.pins.items() if not epoch_in(mark) and pin.at > limit}
 
 
 def segment_in(name: str) -> tuple[int, int] | None:
-    """Its epoch, and what it follows; None for what is no name of a segment."""
+    """Return a segment's epoch, and what it follows; None for what is no name of a segment."""
     found = _SEGMENT.match(name)
     return (int(found[1]), int(found[2])) if found is not None else None
 
 
 def close_behind(heads: Heads, lease: KeyedLease) -> None:
-    """Where batches are not atomic: no write of a former owner succeeds after this, whenever it was begun.
+    """Refuse every later write of former owners, whenever it was begun, where batches are not atomic.
     Ending in the middle does no harm: the head forgets what was to be closed only when it has been."""
     driver, head = heads.driver, lease.head
     for scope in head.announced:
-        heads.change(scope, Step)  # as it is, under another tag: who has seen it before can no longer write
+        heads.change(scope, Step)  # as it is, under another tag: writers that saw it before are refused
     listed = {entry.key.split("/")[2] for entry in driver.keys(f"journal/{lease.session}/")}
     for name in sorted({*head.segments, *listed}):
         its = segment_in(name)
@@ -405,10 +405,10 @@ def close_behind(heads: Heads, lease: KeyedLease) -> None:
 
 
 def _close_segment(driver: Driver, key: str) -> None:
-    """Take the next number, so that nobody else does."""
+    """Take the next number, so that no other process does."""
     entries = list(driver.keys(f"{key}/"))
     if entries and not entries[-1].size:
-        return  # whoever was at it before us has ended in the middle
+        return  # a process that closed it before us has ended in the middle
     last = entries[-1].key.rpartition("/")[2] if entries else ""
     number = int(last) + 1 if _NUMBER.match(last) else 0
     while driver.batch([Put(f"{key}/{number:010}", b"")]) is None:
@@ -416,7 +416,7 @@ def _close_segment(driver: Driver, key: str) -> None:
 
 
 def left_behind(driver: Driver, session: str, head: Head) -> Iterator[Entry]:
-    """What no head names, of epochs before that of the head. List first, read the head then."""
+    """Yield what no head names, of epochs before that of the head. List first, read the head then."""
     listed = list(driver.keys(f"data/{session}/"))
     if not listed:
         return

@@ -1,7 +1,7 @@
-"""Names of checkpoints: what a store can tell from the last piece of a path.
+"""Names of checkpoints: what a store knows from the last piece of a path.
 
     session_{id}_step_{n}_{time}-{sequence}      a session's own
-    anything else                                a name that somebody has given
+    anything else                                a name that a user has given
 
 Either may be followed by the suffix of one of the three parts, and means the same. Not here: what
 comes before the name; each kind of store has its own.
@@ -35,7 +35,7 @@ _SUFFIXES = tuple(f".{part}" for part in PARTS)
 
 
 def base_of(name: str) -> str:
-    """The name without the suffix of a part."""
+    """Return the name without the suffix of a part."""
     for suffix in _SUFFIXES:
         if name.endswith(suffix):
             return name.removesuffix(suffix)
@@ -43,18 +43,18 @@ def base_of(name: str) -> str:
 
 
 def session_of(base: str) -> str | None:
-    """The session whose own checkpoint is called like that."""
+    """Return the session whose own checkpoint is called like that."""
     own = _OWN.match(base)
     return own["session"] if own else None
 
 
 def path_of(folder: str, base: str) -> str:
-    """As it is listed: a session's own with the suffix that the session gave it."""
+    """Return the path as it is listed: a session's own with the suffix that the session gave it."""
     return f"{folder}/{base}.pkl" if _OWN.match(base) else f"{folder}/{base}"
 
 
 def check_own(path: str, its: str | None, mine: str) -> None:
-    """Whether a session that is `mine` may write there; `its`: the session whose own name it is."""
+    """Refuse a session `mine` that may not write there; `its`: the session whose own name it is."""
     if its not in (None, mine):
         path = masked(path)
         raise CheckpointError(
@@ -66,7 +66,7 @@ def check_own(path: str, its: str | None, mine: str) -> None:
 
 
 def is_text(name: str) -> bool:
-    """Whether a database can hold it: a name from the file system may have bytes that are no text."""
+    """Return whether a database can hold it: a name from the file system may have bytes that are no text."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -75,23 +75,23 @@ def is_text(name: str) -> bool:
 
 
 def session_in(meta: bytes | bytearray) -> object:
-    """The session that a meta names. None if it names none, or is damaged."""
+    """Return the session that a meta names. None if it names none, or is damaged."""
     return facts_in(meta).get("session_id")
 
 
 def stage_in(meta: bytes) -> object:
-    """The stage that a meta names. None if it names none, or is damaged."""
+    """Return the stage that a meta names. None if it names none, or is damaged."""
     return facts_in(meta).get("stage")
 
 
 # Any: what JSON can hold.
 def facts_in(meta: bytes | bytearray) -> dict[str, Any]:
-    """What a meta claims that nobody has verified; nothing, if it is damaged."""
+    """Return what a meta claims, not verified; nothing, if it is damaged."""
     return document_in(meta) or {}
 
 
 def document_in(meta: bytes | bytearray) -> dict[str, Any] | None:
-    """The same; None if it is damaged."""
+    """Return the same; None if it is damaged."""
     try:
         found = json.loads(meta)
     except (ValueError, RecursionError):
@@ -100,29 +100,29 @@ def document_in(meta: bytes | bytearray) -> dict[str, Any] | None:
 
 
 def highest_epoch_in(metas: Iterable[bytes]) -> int:
-    """The highest epoch that any of them claims to be of; 0 if none does."""
+    """Return the highest epoch that any of them claims to be of; 0 if none does."""
     epochs = (facts_in(meta).get("epoch") for meta in metas)
     return max((epoch for epoch in epochs if type(epoch) is int), default=0)
 
 
 def is_content(name: object) -> bool:
-    """Whether it is what a content can be called."""
+    """Return whether it is what a content can be called."""
     return isinstance(name, str) and _CONTENT.match(name) is not None
 
 
 def contents_in(meta: bytes) -> tuple[str, ...]:
-    """The names of the contents that a meta says its checkpoint holds, each once, as they are read."""
+    """Return the contents that a meta says its checkpoint holds, each name once, as they are read."""
     if b'"contents"' not in meta:
         return ()
     try:
         found = json.loads(meta)
         return tuple(dict.fromkeys(str(entry["name"]) for entry in found.get("contents", ())))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return ()  # damaged: nobody will read them by it
+        return ()  # damaged: they cannot be read by it
 
 
 def gone(path: str, names: Collection[str]) -> CheckpointError:
-    """A meta names contents that the store does not have."""
+    """Return the error for a meta that names contents that the store does not have."""
     return CheckpointError(
         f"The checkpoint {path} was not written: {len(names)} of its contents are not in this store.",
         hint="They were swept while it was written, or it was copied without them: save it again.",
@@ -132,7 +132,7 @@ def gone(path: str, names: Collection[str]) -> CheckpointError:
 
 
 def replaced(path: str) -> CheckpointError:
-    """A meta was put alone, and what stands there is of another stage: with that meta nothing would fit."""
+    """Return the error for a meta put alone over another stage: with that meta nothing would fit."""
     return CheckpointError(
         f"The metadata of {path} were not written: another checkpoint has taken its place.",
         hint="Look at it again.",
@@ -141,7 +141,7 @@ def replaced(path: str) -> CheckpointError:
 
 
 def check_parts(parts: list[str]) -> None:
-    """Some of the three, each once, and meta is the last."""
+    """Refuse what is not some of the three, each once, and meta the last."""
     if not parts or parts[-1] != META or not set(parts) <= set(PARTS) or len(set(parts)) < len(parts):
         raise ValueError(f"parts are some of {PARTS}, {META} last; not {parts}")
 

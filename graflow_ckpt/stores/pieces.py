@@ -1,6 +1,6 @@
 """Sinks and sources that have one piece of a part in memory at a time, or all of it.
 
-Promise: the bytes that go in come out, however they were cut. What is larger than a chunk is handed on as it
+Promise: the bytes that go in come out, however they were cut. What is larger than a chunk is passed on as it
 comes, in order; the last chunk is kept for the commit, so that a small checkpoint is one round trip.
 Not here: where chunks are, and what a piece has to be.
 """
@@ -15,7 +15,7 @@ from graflow_ckpt.core.protocols import Buffer, Source
 
 
 def read_up_to(source: Source, size: int) -> bytearray:
-    """So many bytes; fewer, if there are no more."""
+    """Return so many bytes; fewer, if there are no more."""
     found = bytearray(size)
     done = 0
     with memoryview(found) as view:
@@ -48,7 +48,7 @@ class BytesSource:
 
 
 class ChunkSink:
-    """Takes bytes, hands out full chunks of `most` bytes to `stage`, with their number."""
+    """Takes bytes, passes full chunks of `most` bytes to `stage`, with their number."""
 
     __slots__ = ("_most", "_stage", "size", "staged", "tail")
 
@@ -78,7 +78,7 @@ class ChunkSink:
 
 
 class OpenedSource:
-    """A part in pieces, each of which is checked before anything of it is handed out."""
+    """A part in pieces, each of which is checked before anything of it is returned."""
 
     size: int
     cannot: ClassVar[str]
@@ -105,7 +105,7 @@ class OpenedSource:
         self._source.close()
 
     def _piece(self) -> bytes | bytearray:
-        """The next one; nothing at the end."""
+        """Return the next one; nothing at the end."""
         raise NotImplementedError
 
     def _exactly(self, size: int) -> bytearray:

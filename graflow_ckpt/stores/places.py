@@ -47,7 +47,7 @@ _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)\Z")
 
 
 def said(env: Mapping[str, str] = os.environ) -> str | None:
-    """The store that the environment names."""
+    """Return the store that the environment names."""
     if store := env.get(STORE, "").strip():
         return store
     dsn, backend = env.get(DSN, "").strip(), env.get(BACKEND, "").strip().lower()
@@ -112,7 +112,7 @@ def others(store: str, env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def goes_without_saying(store: str, env: Mapping[str, str] = os.environ) -> bool:
-    """Whether commands that are typed here find what is there without `--store`."""
+    """Return whether commands that are typed here find what is there without `--store`."""
     return said(env) == store or not _is_other(store, said(env) or FOLDER)
 
 
@@ -155,7 +155,7 @@ def remember(store: str, program: str, env: Mapping[str, str] = os.environ) -> N
 
 
 def knows(place: str, name: str) -> bool:
-    """Whether a place has a session or a workflow of that name; one that cannot be asked has none."""
+    """Return whether a place has a session or workflow of that name; one that cannot be asked has none."""
     try:
         return _knows(place, name) or any(True for _ in open_store(place).newest(1, workflow=name))
     except (GraflowError, OSError) as error:
@@ -191,7 +191,7 @@ def _used_by(program: str, env: Mapping[str, str]) -> list[str]:
 
 
 def _has(place: str, session: str, program: str) -> bool:
-    """Whether the session there is the program's; asked only of places that the program has used."""
+    """Return whether the session there is the program's; ask only places that the program has used."""
     try:
         for _, raw in open_store(place).newest(1, session=session):
             return str(json.loads(raw).get("program") or program) == program
@@ -213,7 +213,7 @@ def _is_other(place: str, than: str) -> bool:
 
 
 def _is_passing(place: str, env: Mapping[str, str]) -> bool:
-    """Whether a place ends with the process or the machine's temporary files; such places are not listed."""
+    """Return whether a place ends with the process or the machine's temporary files: it is not listed."""
     if backend_of(place) == "memory":
         return True
     temporary = ["/dev/shm", *([env["TMPDIR"]] if env.get("TMPDIR") else ["/tmp", "/var/tmp"])]
@@ -225,7 +225,7 @@ def _is_passing(place: str, env: Mapping[str, str]) -> bool:
 
 
 def _kind_of(store: str) -> str | None:
-    """`s3` for `s3://bucket`, `local` for a path; None: none of these."""
+    """Return `s3` for `s3://bucket`, `local` for a path; None: none of these."""
     kind = _SAME.get(scheme := backend_of(store), scheme)
     return kind if kind in _BACKENDS else None
 
@@ -237,8 +237,8 @@ def path_at(
     path: str | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> str:
-    """A path as `checkpoint(storage=…)` means it: in the store at hand if it is of that kind, else in the one
-    that the environment names for it. `auto`: the path that it would have else; `path`: what was given."""
+    """Return a path as `checkpoint(storage=…)` means it: in the store at hand if it is of that kind, else in
+    the one that the environment names. `auto`: the path that it would have else; `path`: what was given."""
     kind = _known(storage.lower(), "storage")
     if path is not None and ("/" in path or kind == "local"):
         if _kind_of(path) != kind:
@@ -284,14 +284,14 @@ def _known(backend: str, what: str) -> str:
 
 
 def _exists(place: str, env: Mapping[str, str]) -> bool:
-    """Whether it is worth looking there; a server is asked to find out."""
+    """Return whether it is worth looking there; a server is asked to find out."""
     if is_sqlite(place):
         return os.path.isfile(file_of(place, env))
     return "://" in place or os.path.isdir(place)
 
 
 def _rolled_out(session: str | None, env: Mapping[str, str]) -> bool:
-    """Whether a new session is among those that go to the database; of an id the same every time."""
+    """Return whether a new session is among those that go to the database; the same each time for an id."""
     share = _share(env.get(ROLL_OUT, "").strip().lower())
     draw = int.from_bytes(os.urandom(4) if session is None else _digest(session))
     return draw < share * 2**32

@@ -6,7 +6,7 @@
 
 Paths in such a store begin with the same words, so that a path leads to the store that it is in. A word
 counts only in front of an address: a file called `encrypted+x.pkl` is a file, and a folder of such a name is
-refused as a store, for who asks for it expects something else.
+refused as a store, for a user that asks for it expects something else.
 Not here: what the wrappers do; each is a class that has `of(inner, argument)` (wrapper.py).
 """
 
@@ -40,7 +40,7 @@ class Layer(NamedTuple):
 
 
 def divided(text: str) -> tuple[tuple[Layer, ...], str]:
-    """The wrappers, the outermost first, and what they are around. None, if no address follows."""
+    """Return the wrappers, the outermost first, and what they are around. None, if no address follows."""
     layers: list[Layer] = []
     rest = text
     while (found := _LAYER.match(rest)) is not None and found["word"].lower() in WRAPPERS:
@@ -50,17 +50,17 @@ def divided(text: str) -> tuple[tuple[Layer, ...], str]:
 
 
 def unwrapped(text: str) -> str:
-    """The address or path without what is wrapped around its store."""
+    """Return the address or path without what is wrapped around its store."""
     return divided(text)[1]
 
 
 def prefix_of(text: str) -> str:
-    """What is wrapped around it, as it is written; "" if nothing is."""
+    """Return what is wrapped around it, as it is written; "" if nothing is."""
     return "".join(map(str, divided(text)[0]))
 
 
 def begins_like_one(text: str) -> bool:
-    """Whether it has the word of a wrapper and no address behind it."""
+    """Return whether it has the word of a wrapper and no address behind it."""
     found = _LAYER.match(text)
     return found is not None and found["word"].lower() in WRAPPERS and not divided(text)[0]
 

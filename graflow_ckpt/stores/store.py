@@ -1,4 +1,4 @@
-"""What stores do in the same way before they ask their place: whose a lease is, and what a path names.
+"""What stores do in the same way before they ask their place: the store of a lease, and the name in a path.
 
     class KeyedStore(Store[KeyedLease]):
         own = KeyedLease
@@ -42,15 +42,15 @@ class Store(Generic[L]):
 
     @property
     def _home(self) -> str:
-        """What its leases say that they are of."""
+        """The place that its leases say they are of."""
         return self.folder
 
     def takes(self, path: str) -> str | None:
-        """The path as it is written here; None if it leads to another store."""
+        """Return the path as it is written here; None if it leads to another store."""
         raise NotImplementedError
 
     def unsafe(self, path: str) -> str | None:
-        """Who can write to a server, or to a bucket, is not known: the seal has to tell."""
+        """Return None: the users that can write to a server or bucket are not known; the seal decides."""
         return None
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
@@ -59,7 +59,7 @@ class Store(Generic[L]):
     def newest(
         self, limit: int, *, session: str | None = None, **facts: Unpack[Facts]
     ) -> Sequence[tuple[str, bytes]]:
-        """The last accepted of those whose metas say so; looks at all of them (batches.py)."""
+        """Return the last accepted of those whose metas say so; look at all of them (batches.py)."""
         return batches.newest(self.list(session), limit, **facts)
 
     def delete(self, path: str) -> bool:
@@ -71,13 +71,13 @@ class Store(Generic[L]):
     def _own(self, lease: Lease) -> L:
         if not isinstance(lease, self.own):
             raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
-        mine: L = lease  # type: ignore[assignment]  # `own` is the class that L stands for
+        mine: L = lease  # type: ignore[assignment]  # `own` is the class that L means
         if mine.where != self._home:
             raise TypeError(f"a lease of this store is needed, not one of {mine.where}")
         return mine
 
     def _name(self, path: str) -> str:
-        """The name that a path of this store means, without the suffix of a part."""
+        """Return the name that a path of this store means, without the suffix of a part."""
         if "://" in path:
             if (placed := self.takes(path)) is None:
                 raise elsewhere(path, self.folder)

@@ -1,7 +1,7 @@
 """The streams of a keyed store: bytes in chunks, each under a key of its own that never changes.
 
 Promise: what goes in comes out, in order. What is too much to wait for the commit goes ahead; what is left
-goes with it, so that a small checkpoint is one round trip. Not here: which of them somebody holds.
+goes with it, so that a small checkpoint is one round trip. Not here: which of them a checkpoint holds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _AHEAD = 4 << 20  # bytes that wait for the commit, and go with it; or three chu
 
 
 class Stream(ChunkSink):
-    """Takes bytes; what is too much to wait for the commit goes ahead."""
+    """Takes bytes; what is too much to wait for the commit is sent ahead."""
 
     __slots__ = ("_driver", "_keys", "_waiting", "sent")
 
@@ -30,7 +30,7 @@ class Stream(ChunkSink):
         self.sent: list[str] = []
 
     def rest(self) -> list[Put]:
-        """What goes with the commit."""
+        """Return what goes with the commit."""
         if self.tail:
             self._full(self.staged, self.tail)
             self.staged += 1
@@ -44,7 +44,7 @@ class Stream(ChunkSink):
         self._ahead()
 
     def withdraw(self) -> None:
-        """Take away what was sent. What failed is raised already."""
+        """Delete what was sent. What failed is raised already."""
         self._stage = _over
         with suppress(GraflowError, OSError):
             self._driver.batch([], [*self.sent, *(put.key for put in self._waiting)])
@@ -62,12 +62,12 @@ class Stream(ChunkSink):
 
 
 def _over(number: int, piece: bytearray) -> None:
-    """In the place of a method of the stream: it would keep itself, its bytes and the store alive."""
+    """Refuse, in the place of a method of the stream: it would keep itself, its bytes and the store alive."""
     raise AssertionError("a stream takes nothing more when its rest was taken")
 
 
 def _sent(driver: Driver, puts: Sequence[Put]) -> None:
-    """Once more if the server was lost: nobody else writes under that mark."""
+    """Send them; once more if the server was lost: no other save writes under that mark."""
     patience = ServerWait()
     while True:
         try:

@@ -1,1 +1,1 @@
-"""Care of what there is: counted, compared, copied, pruned, sealed anew."""
+"""Care of what there is: counted, compared, copied, pruned, sealed again."""

@@ -2,16 +2,16 @@
 
 Promise: what arrives has the digests that it had, part by part (but for a pickle that gets back what it had
 in common with others, where the target shares nothing: values/contents.py; and for what is encoded at either
-place, which is decoded on the way, and encoded as the target wants it); only its meta is sealed anew,
-with the key of the place that it comes to, and says where it was copied from. A copy that is broken off
-leaves whole checkpoints and takes up where it stopped when it is called again: what is there is not written
-twice. The origin is only read, so runs may go on there: its journal is read before its cuts are listed, so
+place, which is decoded on the way, and encoded as the target wants it); only its meta is sealed again,
+with the key of the place that it arrives at, and says where it was copied from. A copy that is broken off
+leaves whole checkpoints and continues where it stopped when it is called again: what is there is not written
+twice. The origin is only read, so runs may continue there: its journal is read before its cuts are listed, so
 that no record comes without the cut that it follows.
 
-A session is copied under a lease of the target, whose epoch is above all that it gets: who goes on there
-continues the same history. Journal records after the newest cut are framed anew under that epoch, in one
+A session is copied under a lease of the target, whose epoch is above all that it gets: an owner there
+continues the same history. Journal records after the newest cut are framed again under that epoch, in one
 segment that voids what an earlier attempt has left. Cuts that the session has gone back behind stay where
-they are, and copies of them that were made before are taken away: the target could not tell them from those
+they are, and copies of them that were made before are deleted: the target could not tell them from those
 that count.
 
 The tail of a session is what its journal has after the newest cut, as payloads that no pickle of was opened.
@@ -65,7 +65,7 @@ State = Literal["copied", "there", "gone", "superseded", "bad"]
 
 
 class Diverged(SessionError):
-    """The session has gone on at the target in another way than at the origin."""
+    """The session has continued at the target in another way than at the origin."""
 
 
 class Overtaken(CheckpointError):
@@ -74,7 +74,7 @@ class Overtaken(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What became of one checkpoint."""
+    """The result for one checkpoint."""
 
     path: str
     state: State
@@ -85,18 +85,18 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What became of one session."""
+    """The result for one session."""
 
     session: str
     cuts: tuple[Copied, ...]
     records: int = 0  # of its journal
     running: bool = False  # at the origin: what it does from now on is not in the copy
-    error: CheckpointError | None = None  # why the target lacks the journal, and goes on from the newest cut
+    error: CheckpointError | None = None  # why the target lacks the journal, and resumes from the newest cut
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """From where to where. Without `keys` seals of the origin are not looked at: somebody trusts it."""
+    """A move between two places. Without `keys` seals of the origin are not looked at: it is trusted."""
 
     origin: Readable
     target: CheckpointStore
@@ -120,7 +120,7 @@ class Move:
     ) -> Moved:
         """Copy what counts of a session: its cuts, the oldest first, and its journal.
 
-        `known`, `known_there`: what it has at the origin and the target, where somebody has looked already.
+        `known`, `known_there`: what it has at the origin and the target, if the caller has looked already.
         """
         moved = self._at_once(session, known, known_there)
         for _ in range(_TURNS):
@@ -134,7 +134,7 @@ class Move:
     def _at_once(
         self, session: str, known: Inventory | None = None, known_there: Inventory | None = None
     ) -> Moved:
-        """What counts at this moment; a session that is being run may overtake it."""
+        """Copy what counts at this moment; a session that is being run may overtake it."""
         running = self.origin.owner(session) is not None
         journal, known = at_one_moment(self.origin, self.keys, session, known, running=running)
         known_there = known_there if known_there is not None else inventory(self.target, session)
@@ -157,7 +157,7 @@ class Move:
         above = max(_highest(self.origin, self.keys, cuts), _highest(self.target, self.ring, there))
         lease = self._own(session, above)
         try:
-            for path in stale:  # there since a former copy: the target would go back to them
+            for path in stale:  # there since a former copy: the target would resume from them
                 self.target.delete(path)
             for cut in going:
                 try:
@@ -234,13 +234,13 @@ class Move:
         }
 
     def _former(self, where: str) -> Document | None:
-        """What stands at the target; None if the good one is to take its place."""
+        """Return what is at the target; None if the good one is to take its place."""
         return _sealed(self.target, self.ring, where)
 
     # --- a session ---------------------------------------------------------------------
 
     def _own(self, session: str, above: int) -> Lease:
-        """A lease whose epoch is above all that the target gets, so that whoever goes on there is newer."""
+        """Return a lease whose epoch is above all that the target gets, so that an owner there is newer."""
         while True:
             lease = self.target.acquire(session, take_over=self.take_over)
             if lease.epoch > above:
@@ -258,7 +258,7 @@ class Move:
         self, session: str, going: Sequence[Cut], there: Sequence[Cut], journal: Tail | CheckpointError
     ) -> bool:
         if isinstance(journal, CheckpointError):
-            return False  # whatever is wrong with a journal is told when it is copied
+            return False  # what is wrong with a journal is reported when it is copied
         known = {(cut.id, target_path(self.target, cut.path)) for cut in there}
         wanted = [(cut.id, target_path(self.target, cut.path)) for cut in going]
         if not known.issuperset(wanted) or not all(self._former(where) is not None for _, where in wanted):
@@ -269,7 +269,7 @@ class Move:
             return False
 
     def _check_same_line(self, session: str, ours: Sequence[Cut], theirs: Sequence[Cut]) -> None:
-        """Whoever has gone on at the target would find cuts between its own that it has never made."""
+        """Refuse a target that was continued: cuts that its owner never made would be between its own."""
         known = {cut.id for cut in ours}
         common = max(((cut.epoch, cut.sequence) for cut in theirs if cut.id in known), default=(-1, -1))
         later = [cut for cut in theirs if cut.id not in known and (cut.epoch, cut.sequence) > common]
@@ -285,12 +285,12 @@ class Move:
             )
 
     def _was_copied(self, where: str) -> bool:
-        """Whether a former copy has brought it from here: then the origin does not keep it any more."""
+        """Return whether a former copy has brought it from here: then the origin has not kept it."""
         meta = self._former(where)
         return meta is not None and meta.get(_COPIED_FROM) == self._here()
 
     def _here(self) -> str:
-        """The origin, wherever it is asked from: a folder of the same name is another one on another host."""
+        """Return the origin, named for every host: a folder of that name is another one on another host."""
         return self.origin.url if self.origin.shared else f"{platform.node()} {self.origin.url}"
 
     def _copy_journal(self, session: str, lease: Lease, journal: Tail | CheckpointError) -> int:
@@ -307,12 +307,12 @@ class Move:
 
 
 def target_path(target: CheckpointStore, path: str) -> str:
-    """What a checkpoint is called at the target: as it was, in that place."""
+    """Return what a checkpoint is called at the target: as it was, in that place."""
     return os.path.join(target.folder, base_of(path.rpartition("/")[2]) + ".pkl")
 
 
 def survey(place: Readable) -> dict[str, Inventory]:
-    """All that a place has, by session, the one that was cut last at the end; under "" what is damaged and
+    """Return all that a place has, by session, the one cut last at the end; under "" what is damaged and
     has a name that tells no session. One look for all of them: a listing can be long."""
     known = inventory(place)
     cuts, damaged = by_session(known.cuts), by_session(known.unreadable)
@@ -322,7 +322,7 @@ def survey(place: Readable) -> dict[str, Inventory]:
 
 
 def unreadable(known: Inventory) -> list[Copied]:
-    """What cannot be copied, since nobody can say what it is."""
+    """Return what cannot be copied, since it is not known what it is."""
     error = "The metadata of {} cannot be read."
     return [
         Copied(cut.path, "bad", error=CheckpointCorrupt(error.format(cut.path), path=cut.path))
@@ -335,7 +335,7 @@ def _order(cut: Cut) -> tuple[int, int, str]:
 
 
 def _highest(place: Readable, keys: Keyring | None, cuts: Sequence[Cut]) -> int:
-    """Of the epochs whose seal holds: what anybody may have claimed, nobody has to get above."""
+    """Return the highest epoch whose seal holds: any writer may have claimed the others."""
     for cut in sorted(cuts, key=_order, reverse=True):
         if keys is None or _sealed(place, keys, cut.path) is not None:
             return cut.epoch
@@ -343,7 +343,7 @@ def _highest(place: Readable, keys: Keyring | None, cuts: Sequence[Cut]) -> int:
 
 
 def _sealed(place: Readable, keys: Keyring, path: str) -> Document | None:
-    """The meta that stands there; None if there is none whose seal holds."""
+    """Return the meta that is there; None if there is none whose seal holds."""
     with suppress(CheckpointError):
         meta = sealed_in(place.meta(path), keys)
         return Metas(place, keys).shown(path, meta) if meta is not None else None
@@ -362,7 +362,7 @@ def _superseded(place: Readable, keys: Keyring | None, session: str, cuts: Seque
 
 
 def _is_same(former: Document, meta: Document) -> bool:
-    """Return True if what stands at the target is that checkpoint. How it is encoded there is of no
+    """Return True if what is at the target is that checkpoint. How it is encoded there is of no
     account."""
     if "encoding" not in former:
         return all(former.get(key) == meta.get(key) for key in ("checkpoint_id", "parts"))
@@ -372,7 +372,7 @@ def _is_same(former: Document, meta: Document) -> bool:
 
 
 def _check_older(where: str, former: Document, meta: Document) -> None:
-    """A name that people give may stand for a newer checkpoint by now; anything else is somebody else's."""
+    """Refuse what is not older. A name that a user gave may mean a newer checkpoint by now, or another's."""
 
     def age(one: Document) -> tuple[int, int]:
         return int(one["epoch"]), int(one["sequence"])
@@ -391,10 +391,10 @@ def _check_older(where: str, former: Document, meta: Document) -> None:
 def at_one_moment(
     place: Readable, keys: Keyring | None, session: str, known: Inventory | None, *, running: bool
 ) -> tuple[Tail | CheckpointError, Inventory]:
-    """The journal of a session, or what is wrong with it, and its cuts of then or later: a cut takes the
-    place of the records before it, and without it those after it are of no use.
+    """Return the journal of a session, or what is wrong with it, and its cuts of then or later: a cut takes
+    the place of the records before it, and without it those after it are of no use.
 
-    `known`: what somebody has seen before, and what counts if it cannot have changed since.
+    `known`: what the caller has seen before, and what counts if it cannot have changed since.
     """
     before = known if known is not None else inventory(place, session)
     while True:
@@ -417,10 +417,10 @@ def _gone_back(known: Inventory) -> object:
 
 
 def tail(place: Readable, keys: Keyring, session: str) -> Tail:
-    """Read and verified.
+    """Read and verify the tail of a session.
 
     It begins at the cut before the newest one if the journal goes back so far: should the newest be damaged
-    one day, the other one is gone on from.
+    one day, a resume continues from the other one.
     """
     if not any(place.segments(session)):
         return 0, []
@@ -431,7 +431,7 @@ def tail(place: Readable, keys: Keyring, session: str) -> Tail:
         except JournalDamaged:
             if turn == _TURNS - 1:
                 raise
-            continue  # cut anew meanwhile, and what was before it dropped
+            continue  # cut again meanwhile, and what was before it dropped
         if len(good) < 2 or not payloads:
             return after, payloads
         try:
@@ -462,7 +462,7 @@ def _after(place: Readable, keys: Keyring, session: str, found: Found | None) ->
 def write_segment(
     store: CheckpointStore, ring: Keyring, lease: Lease, after: int, payloads: Sequence[bytes]
 ) -> None:
-    """A new segment of a session's journal with these records; it voids what older owners have beyond."""
+    """Write these records as a new segment of a session's journal; it voids what older owners have beyond."""
     segment = store.journal(lease, after)
     try:
         writer = journal.Writer(ring.around(store), lease.session, lease.epoch, after, store.encoding)

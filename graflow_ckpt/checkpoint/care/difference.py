@@ -1,13 +1,13 @@
 """The difference between two checkpoints: how far each is, which tasks, which values. No pickle is opened.
 
-They may be of one session or of two, and lie in different stores. Values count as changed by their
-digests; what is to be shown of them is up to whoever shows it. Plain values are decoded; live ones are
+They may be of one session or of two, and in different stores. Values count as changed by their
+digests; what is shown of them is up to the caller. Plain values are decoded; live ones are
 stand-ins (inert.py) that can be weighed, compared and, where they are numbers, looked at.
 
 Bisecting: the first checkpoint of a session in which something is wrong. The session's current line is
 searched as if it was right up to some cut and wrong from there on: of a thousand cuts ten are looked at. A
 condition sees the values of the channel by their names; beside them `steps`, `status`, `sequence`,
-`metadata`, `tasks` (what each has come to), `results` (by task), and `values`: all values in one dict, for
+`metadata`, `tasks` (the state of each), `results` (by task), and `values`: all values in one dict, for
 names that are no words. Where one of the names is not there yet all is right.
 """
 
@@ -45,13 +45,13 @@ class HeldValue:
     value: Any = field(compare=False)  # whatever it is; of a live one the stand-in
 
     def seen(self) -> Any:
-        """What can be seen of it: attributes as dicts, arrays as lists."""
+        """Return what can be seen of it: attributes as dicts, arrays as lists."""
         return self.value if self.plain else inert.plainer(self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What one checkpoint holds."""
+    """The values, results and facts that one checkpoint holds."""
 
     found: Found
     values: dict[str, HeldValue]
@@ -88,7 +88,7 @@ def _live(value: Any) -> HeldValue:
 
 
 def _appended(base: HeldValue | None, items: list[tuple[str, Any]]) -> HeldValue:
-    """A list and what was appended to it since it was written as a whole."""
+    """Return a list with what was appended to it since it was written as a whole."""
     values = [decode(item) if tag == "plain" else item for tag, item in items]
     if base is not None:
         values = [*(base.value.items if isinstance(base.value, inert.Inert) else base.value), *values]
@@ -100,14 +100,14 @@ def _appended(base: HeldValue | None, items: list[tuple[str, Any]]) -> HeldValue
 
 DEPTH: Final = 6
 MOST: Final = 20
-"""Changes inside of one value that are told."""
+"""Changes inside of one value that are reported."""
 
 What = Literal["added", "removed", "changed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Of one name."""
+    """A change of one name."""
 
     name: str
     what: What
@@ -117,12 +117,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """From one checkpoint to another."""
+    """The difference from one checkpoint to another."""
 
     before: Holdings
     after: Holdings
     facts: tuple[Change, ...]  # steps, status, …
-    tasks: tuple[Change, ...]  # what each has come to
+    tasks: tuple[Change, ...]  # the state of each
     code: tuple[Change, ...]  # tasks of the graph, by fingerprint
     metadata: tuple[Change, ...]
     values: tuple[Change, ...]
@@ -137,7 +137,7 @@ _FACTS = ("session_id", "workflow", "status", "steps", "epoch", "sequence", "pyt
 
 
 def difference(before: Holdings, after: Holdings) -> Difference:
-    """What has become of one on the way to the other."""
+    """Return what has changed from one to the other."""
     old, new = before.found, after.found
     return Difference(
         before,
@@ -155,7 +155,7 @@ def difference(before: Holdings, after: Holdings) -> Difference:
 
 
 def standings(facts: Document) -> dict[str, str]:
-    """What each task has come to: `done`, `done 3 times`, `pending`, `failed: …`."""
+    """Return the state of each task: `done`, `done 3 times`, `pending`, `failed: …`."""
     found = {
         name: f"done {facts['enqueued'][name]} times" if facts["enqueued"].get(name, 1) > 1 else "done"
         for name in facts["completed_tasks"]
@@ -168,7 +168,7 @@ def standings(facts: Document) -> dict[str, str]:
 
 
 def inner(change: Change) -> list[Change]:
-    """What has changed inside of a value that is made of dicts, or of an object's attributes: `.opt.step`.
+    """Return what has changed inside of a value made of dicts, or of an object's attributes: `.opt.step`.
 
     The size of such a part is not known: 0.
     """
@@ -230,7 +230,7 @@ def _same(before: Any, after: Any) -> bool:
 
 
 class Scope(Mapping[str, Any]):
-    """What a condition may name. A value is taken apart when it is asked for."""
+    """The names that a condition may use. A value is taken apart when it is asked for."""
 
     def __init__(self, held: Holdings) -> None:
         self._held = held
@@ -263,7 +263,7 @@ class Scope(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of one cut that was looked at."""
+    """The verdict on one cut that was looked at."""
 
     path: str
     steps: int

@@ -2,7 +2,7 @@
 
 Good for counting, for listing and for saying which ones are too many; before something is deleted
 for that, pruning.py verifies what is to be kept instead. What cannot be read is counted, and left
-to those who repair.
+to the operator.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ UNREADABLE = "unreadable"
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What a store has. Of the `unreadable` only the path is known, and the session if that names it."""
+    """The checkpoints of a store. Of the `unreadable` only the path is known, and the session in its name."""
 
     cuts: tuple[Cut, ...]
     unreadable: tuple[Cut, ...] = ()
@@ -56,7 +56,7 @@ class Inventory:
 
 
 def inventory(store: Readable, session: str | None = None) -> Inventory:
-    """Of the whole store, or of one session."""
+    """Return the inventory of the whole store, or of one session."""
     cuts: list[Cut] = []
     unreadable: list[Cut] = []
     metas = Metas(store)
@@ -75,8 +75,8 @@ def inventory(store: Readable, session: str | None = None) -> Inventory:
 
 
 def cut_of(path: str, raw: bytes, metas: Metas | None = None) -> Cut | None:
-    """What a meta says; None if it cannot be read. `metas`: those of its store, else what is in the open
-    counts."""
+    """Return what a meta says; None if it cannot be read. `metas`: those of its store, else what is in the
+    open counts."""
     meta = document_of(raw)
     if meta is not None and metas is not None:
         meta = metas.shown(path, meta)
@@ -109,7 +109,7 @@ def cut_of(path: str, raw: bytes, metas: Metas | None = None) -> Cut | None:
 
 
 def seconds(created_at: object) -> float:
-    """A time as metadata have it, as Unix time; what is no time counts as new."""
+    """Return a time as metadata have it, as Unix time; what is no time counts as new."""
     try:
         made = datetime.fromisoformat(str(created_at))
         return (made if made.tzinfo is not None else made.replace(tzinfo=UTC)).timestamp()
@@ -128,7 +128,7 @@ def _whole(value: object) -> int:
 
 
 def _numbers(user: object) -> Mapping[str, float]:
-    """Booleans are no numbers here, and what is no number cannot be compared with one."""
+    """Return the numbers. Booleans are none here, and what is no number cannot be compared with one."""
     if not isinstance(user, dict):
         return {}
     return {
@@ -148,7 +148,7 @@ AGES = (("< 1 hour", _HOUR), ("1-24 hours", _DAY), ("1-7 days", 7 * _DAY), ("> 7
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Of some checkpoints; oldest and newest only if a time can be read."""
+    """A count of some checkpoints; oldest and newest only if a time can be read."""
 
     checkpoints: int
     sessions: int
@@ -160,7 +160,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """Of a store."""
+    """A census of a store."""
 
     total: Count
     workflows: dict[str, Count]  # those with the most bytes first
@@ -206,11 +206,11 @@ def _count(cuts: Sequence[Cut]) -> Count:
 
 
 LARGE_MB: Final = 1000
-"""From here on somebody should look at what is kept."""
+"""From here on an operator should look at what is kept."""
 
 
 def get_checkpoint_metrics(store: Place = "checkpoints") -> dict[str, Any]:  # Any: numbers, and dicts of them
-    """How many checkpoints there are, of which workflows, and how old."""
+    """Return how many checkpoints there are, of which workflows, and how old."""
     now = time.time()
     found = census(inventory(open_store(address_of(store))), now)
     oldest, newest = found.total.oldest, found.total.newest
@@ -226,7 +226,7 @@ def get_checkpoint_metrics(store: Place = "checkpoints") -> dict[str, Any]:  # A
 
 
 def get_db_metrics(db_path: str | os.PathLike[str]) -> dict[str, float]:
-    """The size of a database's file, and when it was changed; a warning from 1 GB on."""
+    """Return the size of a database's file, and when it was changed; warn from 1 GB on."""
     found = os.stat(db_path)
     size_mb = found.st_size / (1024 * 1024)
     if size_mb > LARGE_MB:
@@ -266,7 +266,7 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Of one store. `whole`: whether it could be looked into below the protocol."""
+    """The audit of one store. `whole`: whether it could be looked into below the protocol."""
 
     checkpoints: int
     orphans: tuple[Orphan, ...]
@@ -278,10 +278,10 @@ class Audit:
 
 
 def audit(store: CheckpointStore, seen: Callable[[str], None] = lambda path: None) -> Audit:
-    """What in a store belongs to no checkpoint, and what checkpoints lack. Nothing is changed.
+    """Report what in a store belongs to no checkpoint, and what checkpoints lack. Nothing is changed.
 
     It looks at names and sizes: a checkpoint whose bytes were changed in place is found by `verify`. What it
-    tells is a picture of a moment; a save that is under way may be in it where its writer cannot be told.
+    reports is the state of a moment; a save under way may be in it where its writer is not known.
     """
     count, metas = 0, Metas(store)
     found: list[Orphan] = []
@@ -316,7 +316,7 @@ def _of_checkpoint(store: CheckpointStore, metas: Metas, path: str, raw: bytes) 
 
 
 def _is_still(store: CheckpointStore, path: str, raw: bytes) -> bool:
-    """Whether it was neither written anew nor deleted while it was looked at."""
+    """Return whether it was neither written again nor deleted while it was looked at."""
     with suppress(CheckpointError):
         return store.meta(path) == raw
     return False

@@ -1,17 +1,17 @@
-"""Pruning: what a retention does not keep is taken away, except what must never go.
+"""Pruning: what a retention does not keep is deleted, except what must never go.
 
-    paused   it waits for somebody's answer: it neither expires nor is trimmed
+    paused   it waits for a user's answer: it neither expires nor is trimmed
     forked   another session began there
-    newest   the newest good one of a session that can go on; of one that is finished, if any of it is
+    newest   the newest good one of a session that can continue; of one that is finished, if any of it is
              kept at all
-    busy     of a session that somebody runs now: who runs it looks after it
+    busy     of a session that a process runs now: that process prunes it
     later    of a session of which a later version has written something: only that knows what it needs
-    doubt    none of the session's checkpoints verifies: nobody knows which one will be needed
+    doubt    none of the session's checkpoints verifies: it is not known which one will be needed
 
 Promise: as long as something of a session is to stay, a checkpoint goes only after one that stays was read
-to the last byte. A pass that is killed in the middle has deleted the oldest ones; the next one goes
-on. Deciding (`plan`) changes nothing, and carrying out deletes only what was planned.
-Not here: which ones are too many (retention.py), and when somebody asks (the engine, the command line).
+to the last byte. A pass that is killed in the middle has deleted the oldest ones; the next one
+continues. Deciding (`plan`) changes nothing, and carrying out deletes only what was planned.
+Not here: which ones are too many (retention.py), and when it is asked for (the engine, the command line).
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ Reason = Literal["paused", "forked", "newest", "busy", "later", "doubt"]
 EVERYTHING = 2**62
 """Behind the last transition of any journal."""
 _MANY = 8  # that are deleted by one call; of fewer each is counted for itself
-_AT_ONCE = 256  # between two words to whoever watches
+_AT_ONCE = 256  # between two calls of a watcher
 
 
 @dataclass(frozen=True, slots=True)
 class PruningPlan:
-    """What goes, oldest first, and what would go if it had not to stay."""
+    """The cuts to delete, oldest first, and those that would be deleted if they had not to stay."""
 
     cuts: tuple[Cut, ...]
     spared: tuple[tuple[Cut, Reason], ...] = ()
@@ -72,7 +72,7 @@ class PruningPlan:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What has gone, what could not be taken away, with the error, and what had to stay.
+    """The cuts that were deleted, those that could not be, with the error, and those that had to stay.
 
     Of two passes that delete many at the same moment, both may count one that has gone.
     """
@@ -87,7 +87,7 @@ class Pruned:
 
 
 class Guard:
-    """Says of checkpoints why they have to stay. One per pass: what it has asked and verified it remembers.
+    """The reasons why checkpoints have to stay. One per pass: what it has asked and verified it remembers.
 
     `keyring` is called only if something has to be verified. `own`: the session that asks, which is not
     busy for itself; `good`: the paths of what was written just now; `going`: paths of forks that are to go
@@ -120,7 +120,7 @@ class Guard:
         self._newest: dict[str, str | None] = {}
 
     def reason(self, cut: Cut, meant: Collection[str] = ()) -> Reason | None:
-        """Why it stays; None if nothing holds it. `meant`: sessions of which something is to stay."""
+        """Return why it stays; None if nothing holds it. `meant`: sessions of which something is to stay."""
         held = self.held(cut)
         if held is not None:
             return held
@@ -130,7 +130,7 @@ class Guard:
         return "doubt" if newest is None else "newest" if newest == cut.path else None
 
     def held(self, cut: Cut) -> Reason | None:
-        """Why it stays even if somebody has named it."""
+        """Return why it stays even if a user has named it."""
         if self.busy(cut.session):
             return "busy"
         if cut.session in self._lacking and self._is_later(cut.session):
@@ -168,15 +168,15 @@ class Guard:
         return self._journals[session]
 
     def finished(self, session: str) -> bool:
-        """Return True if nobody goes on with it, by the newest checkpoint whose seal holds."""
+        """Return True if it will not be continued, by the newest checkpoint whose seal holds."""
         if session not in self._finished:
             sealed = (c for c in self.line(session) if c.path in self._good or self._sealed(c))
-            newest = next(sealed, None)  # by what no seal proves, one file of anybody would delete all others
+            newest = next(sealed, None)  # without a seal, one file of any writer would delete all others
             self._finished[session] = newest is not None and newest.status in FINISHED
         return self._finished[session]
 
     def line(self, session: str) -> list[Cut]:
-        """The session's checkpoints that a resume looks at, newest first."""
+        """Return the session's checkpoints that a resume looks at, newest first."""
         if session not in self._lines:
             cuts = sorted(self._cuts.get(session, ()), key=IN_SESSION, reverse=True)
             back = self._gone_back(session, cuts)
@@ -184,7 +184,7 @@ class Guard:
         return self._lines[session]
 
     def _gone_back(self, session: str, cuts: Sequence[Cut]) -> Lines:
-        """What the session has gone back behind, by the newest of its cuts that is sealed."""
+        """Return what the session has gone back behind, by the newest of its cuts that is sealed."""
         former = former_lines(self.store, session)
         for cut in cuts:
             if is_superseded(former, cut.epoch, cut.sequence):
@@ -200,7 +200,7 @@ class Guard:
         return former
 
     def newest(self, session: str) -> str | None:
-        """The newest one that is good to its last byte."""
+        """Return the newest one that is good to its last byte."""
         if session not in self._newest:
             good = (cut.path for cut in self.line(session) if self._is_good(cut))
             self._newest[session] = next(good, None)
@@ -221,22 +221,22 @@ class Guard:
 def plan(
     guard: Guard, retention: Retention, now: float, *, among: Callable[[Cut], bool] = lambda cut: True
 ) -> PruningPlan:
-    """What a retention lets go of those `among` which it is applied."""
+    """Plan what a retention does not keep of those `among` which it is applied."""
     paths = retention.keeps(guard.known.cuts, now)
     kept = frozenset(cut.session for cut in guard.known.cuts if cut.path in paths)
     return planned(guard, (cut for cut in guard.known.cuts if cut.path not in paths and among(cut)), kept)
 
 
 def planned(guard: Guard, candidates: Iterable[Cut], meant: Collection[str] = ()) -> PruningPlan:
-    """All of these, except what has to stay. `meant`: sessions of which something stays anyway."""
+    """Plan all of these, except what has to stay. `meant`: sessions of which something stays anyway."""
     going = list(candidates)
-    # where an older one stays, the end stays too: without it the session would seem to go on from there
+    # where an older one stays, the end stays too: without it the session would seem to continue from there
     stays = {*meant, *(cut.session for cut in going if guard.held(cut) is not None)}
     return _plan(guard, going, lambda cut: guard.reason(cut, stays))
 
 
 def named(guard: Guard, candidates: Iterable[Cut], *, force: bool) -> PruningPlan:
-    """All of these, since somebody has named them; `force`: also what is paused or was forked from."""
+    """Plan all of these, since a user named them; `force`: also what is paused or was forked from."""
     going = list(candidates)
     held = {cut.path: guard.held(cut) for cut in going}
     if force:
@@ -297,7 +297,7 @@ def carry_out(
             del waiting[:_AT_ONCE]
     _delete(store, waiting, seen, stays, gone, failed)
     for session in sorted(what.emptied - {"", *(cut.session for cut, _ in failed)}):
-        if not any(store.list(session)):  # else somebody has gone back to one of them meanwhile
+        if not any(store.list(session)):  # else a rewind has gone back to one of them meanwhile
             forget_journal(store, session)
     return Pruned(tuple(gone), tuple(failed), what.spared)
 
@@ -310,13 +310,13 @@ def _delete(
     gone: list[Cut],
     failed: list[tuple[Cut, str]],
 ) -> None:
-    """Many at once, where it pays. A store that fails at one of them is asked which one it is."""
+    """Delete many at once, where it pays. If a store fails at one of them, delete each to find which one."""
     tried = len(cuts) >= _MANY
     if tried:
         for cut in cuts:
             seen(cut)
         with suppress(GraflowError, OSError):
-            if store.delete_many([cut.path for cut in cuts]):  # else somebody else was faster
+            if store.delete_many([cut.path for cut in cuts]):  # else another process was faster
                 gone += cuts
             return
     for cut in cuts:
@@ -332,7 +332,7 @@ def _delete(
 
 
 def sweep_contents(store: CheckpointStore) -> None:
-    """What those have left who were killed; what a checkpoint held has gone with it."""
+    """Sweep contents that killed processes have left; what a checkpoint held has gone with it."""
     try:
         if store.contents is not None:
             store.contents.sweep()
@@ -352,13 +352,13 @@ def has_later_journal(
                 return True
         return False
     except (GraflowError, OSError):
-        return False  # it cannot be read for another reason, which whoever resumes is told
+        return False  # it cannot be read for another reason, which a resume reports
 
 
 def forget_journal(store: CheckpointStore, session: str, lease: Lease | None = None) -> None:
-    """Of a session that has no checkpoint any more: its records lead on from nothing, and may hold values.
+    """Drop the journal of a session without checkpoints: its records follow nothing, and may hold values.
 
-    A store keeps the newest segment, which somebody may be writing; so an empty one is begun.
+    A store keeps the newest segment, which an owner may be writing; so an empty one is begun.
     """
     mine = lease
     try:
@@ -393,17 +393,17 @@ def sweep(
 
 
 class _Ended(Exception):
-    """In the middle of a pass."""
+    """The end of a sweeper in the middle of a pass."""
 
 
 class Sweeper:
-    """Prunes a store again and again, by a thread, for as long as somebody holds it.
+    """Prunes a store again and again, by a thread, until the block is left.
 
         with Sweeper("/srv/checkpoints", KeepLast(50, per="workflow") | LastSuccessful(), every=3600):
             serve()
 
     Promise: a pass that fails is logged, and the next one comes all the same, so many seconds after it;
-    leaving the block ends the thread after the checkpoint that it is deleting. Sessions that somebody runs
+    leaving the block ends the thread after the checkpoint that it is deleting. Sessions that are running
     are left to their own retention. Several sweepers of one store do no harm. `last`: what the last pass has
     done.
     """
@@ -425,7 +425,7 @@ class Sweeper:
         self._thread: threading.Thread | None = None
 
     def sweep(self) -> Pruned:
-        """One pass."""
+        """Run one pass."""
         done = sweep(self._store, self._retention, seen=self._look_up)
         if done.cuts:
             log.info("%d checkpoints (%d bytes) are not kept any more", len(done.cuts), done.size)

@@ -1,9 +1,9 @@
-"""Resealing: checkpoints of older keys get the newest one. Metas are written anew, values are not read.
+"""Resealing: checkpoints of older keys get the newest one. Metas are written again, values are not read.
 
 Promise: nothing is sealed whose seal did not hold under a key of the ring, and no checkpoint changes
-its order or its parts. A session that somebody runs is left alone; it is owned while its checkpoints are
-done, so that no retention deletes one in that moment. A pass that was killed is gone on with by the next.
-The same writes encrypt the keys of encrypted trios anew, so that old ones can be taken away.
+its order or its parts. A session that is running is left alone; it is owned while its checkpoints are
+done, so that no retention deletes one in that moment. A pass that was killed is continued by the next.
+The same writes encrypt the keys of encrypted trios again, so that old ones can be deleted.
 Not here: journals. A segment keeps its key until the next cut; `usage` counts them, too.
 """
 
@@ -30,7 +30,7 @@ _ALL = 2**62
 
 @dataclass(slots=True)
 class Usage:
-    """How often each key is used, by its id. `unreadable`: checkpoints of which nobody can tell."""
+    """Counts of the uses of each key, by its id. `unreadable`: checkpoints whose key is not known."""
 
     seals: Counter[str] = field(default_factory=Counter)
     encrypts: Counter[str] = field(default_factory=Counter)
@@ -44,14 +44,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Resealed:
-    """How many have the newest key now, and what stays as it is, with the reason."""
+    """The number of those that have the newest key now, and those that stay as they are, with the reason."""
 
     done: int
     stays: tuple[tuple[str, str], ...] = ()
 
 
 def usage(store: CheckpointStore) -> Usage:
-    """Reads metas, and the beginnings of journals."""
+    """Read metas, and the beginnings of journals."""
     found, sessions = Usage(), set()
     for _, raw in store.list():
         meta = document_of(raw)
@@ -71,7 +71,7 @@ def usage(store: CheckpointStore) -> Usage:
 def reseal(
     store: CheckpointStore, keyring: Keyring, seen: Callable[[int, int], object] = lambda done, count: None
 ) -> Resealed:
-    """All of a store that have an older key. `seen` is told how many are done, and of how many."""
+    """Reseal all of a store that have an older key. `seen` gets how many are done, and of how many."""
     todo = _outdated(store, keyring)
     at, done, stays = 0, 0, []
     for session, group in groupby(todo, key=itemgetter(1)):  # one lease for those that follow each other
@@ -112,7 +112,7 @@ def put_sealed(
 
 
 def _outdated(store: CheckpointStore, keyring: Keyring) -> list[tuple[str, str]]:
-    """Paths and sessions, the oldest first: what is put last is listed first."""
+    """Return paths and sessions, the oldest first: what is put last is listed first."""
     found, encrypting = [], ("", keyring.around(store).encrypting[0])
     for path, raw in store.newest(_ALL):
         meta = document_of(raw)
@@ -123,7 +123,7 @@ def _outdated(store: CheckpointStore, keyring: Keyring) -> list[tuple[str, str]]
 
 
 def _owned(store: CheckpointStore, session: str, owning: ExitStack) -> tuple[Lease | None, str]:
-    """The session, until the stack is left; or why not."""
+    """Own the session until the stack is left; or return why not."""
     try:
         lease = store.acquire(check_session_id(session))
     except SessionBusy:
@@ -135,7 +135,7 @@ def _owned(store: CheckpointStore, session: str, owning: ExitStack) -> tuple[Lea
 
 
 def _resealed(store: CheckpointStore, keyring: Keyring, path: str, lease: Lease) -> str:
-    """Why it was not; "": it was."""
+    """Reseal a checkpoint; return why it was not, or ""."""
     try:
         meta = parse(path, store.meta(path), f".{META}")
         if meta.get("session_id") != lease.session:
@@ -149,7 +149,7 @@ def _resealed(store: CheckpointStore, keyring: Keyring, path: str, lease: Lease)
 
 
 def check_parts(store: CheckpointStore, path: str, stage: str) -> None:
-    """If it was deleted between the look and the write, what has come back has no parts."""
+    """Delete what has come back without parts: it was deleted between the look and the write."""
     try:
         store.open(path, "state.json", stage).close()
     except CheckpointCorrupt:

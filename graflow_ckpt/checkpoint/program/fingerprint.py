@@ -2,14 +2,14 @@
 
 A fingerprint covers the code of a task (instructions, constants, names and flags), its defaults and bound
 arguments, constants in its module or closure, and the functions and classes of the user's own modules that it
-names, followed as far as they go. A package that decorates tasks is the user's own wherever it stands, in a
+names, followed as far as they go. A package that decorates tasks is the user's own wherever it is, in a
 checkout or installed. What it cannot see it names in `not_seen`: objects, mutable containers, installed
 packages by their name. The standard library, this package, loggers and type hints are not listed.
 
 Promise: the same source gives the same digest in another process, on other lines, under another module name,
 with other comments and docstrings. At worst an unchanged task is taken for a changed one, never the other way
 round. Of two tasks of one graph, one that names the other depends on its code, unless it calls `next_task`:
-what it hands on is seen in that task's own row. Not here: what to do about a change (plan.py).
+what it passes on is seen in that task's own row. Not here: what to do about a change (plan.py).
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ _SIMPLE = frozenset({int, float, str, bytes, bool, NoneType})
 
 # Any, here and below: a body is whatever can be called, or a task with bound arguments.
 def fingerprint(func: Callable[..., Any], *, packages: Collection[str] = ()) -> Fingerprint:
-    """The fingerprint of one task, as if it were alone."""
+    """Return the fingerprint of one task, as if it were alone."""
     return _Printer((), packages).take(func)
 
 
 def fingerprints(tasks: Mapping[str, Any]) -> dict[str, Fingerprint]:
-    """The fingerprints of the tasks of one graph."""
+    """Return the fingerprints of the tasks of one graph."""
     printer = _Printer(tuple(tasks.values()))
     return {name: printer.take(task) for name, task in tasks.items()}
 
 
 def summary(tasks: Mapping[str, Any]) -> str:
-    """One digest for all tasks of a graph."""
+    """Return one digest for all tasks of a graph."""
     found = fingerprints(tasks)
     return digest_of([_WRITTEN, *(repr((name, *found[name])) for name in found)]).hex()
 
 
 def outline(tasks: Mapping[str, Any]) -> str:
-    """One digest for all tasks of a graph, for a tenth of what their fingerprints cost.
+    """Return one digest for all tasks of a graph, for a tenth of what their fingerprints cost.
 
     If it is the same, so are all fingerprints. If not, they may still be: docstrings and names of locals are
     in it, too.
@@ -81,7 +81,7 @@ def outline(tasks: Mapping[str, Any]) -> str:
 
 
 def compare(saved: Fingerprint | None, current: Fingerprint | None) -> Literal["same", "changed", "unknown"]:
-    """Whether two fingerprints say the same; unknown where they cannot be compared."""
+    """Return whether two fingerprints say the same; unknown where they cannot be compared."""
     if saved is None or current is None or saved.python != current.python:
         return "unknown"
     return "same" if saved.digest == current.digest else "changed"
@@ -106,7 +106,7 @@ class _Printer:
         return self._bare[key][1]
 
     def outline(self, tasks: Mapping[str, object]) -> str:
-        """Functions that are nothing but code are read once for all that differ in their constants alone."""
+        """Return the digest; functions that are only code are read once for all that differ in constants."""
         kinds: dict[tuple[object, ...], int | None] = {}
         rows: list[object] = []
         for task, body in zip(tasks.values(), self._reader.bodies, strict=True):
@@ -136,7 +136,7 @@ class _Printer:
         return Fingerprint(_PYTHON, digest_of(texts).hex(), tuple(sorted(names)))
 
     def _reach(self, helper: object) -> tuple[bytes, frozenset[str]]:
-        """All that can be reached from a helper, in the order in which it is named. One that is
+        """Return all that can be reached from a helper, in the order in which it is named. One that is
         met again is noted by its number, so that helpers may call each other in any way."""
         known = self._reached.get(id(helper))
         if known is not None:
@@ -158,10 +158,10 @@ class _Printer:
 
 
 def digest_of_plain(value: Any) -> str:
-    """Of texts, numbers and lists of them: in format 2 marshal writes equal ones alike, shared or not."""
+    """Return a digest of texts, numbers and lists of them: marshal format 2 writes equal ones alike."""
     return blake2b(marshal.dumps(value, 2), digest_size=16).hexdigest()
 
 
 def _is_bare(function: FunctionType) -> bool:
-    """Nothing of its own beside the code."""
+    """Return whether it has nothing of its own beside the code."""
     return not (function.__closure__ or function.__defaults__ or function.__kwdefaults__ or function.__dict__)

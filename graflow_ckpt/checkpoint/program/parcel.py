@@ -50,20 +50,20 @@ from graflow_ckpt.core.task import Task
 
 
 class References(NamedTuple):
-    """Of the tasks of one graph."""
+    """The references of the tasks of one graph."""
 
     by_value: tuple[str, ...]  # the tasks whose code travels
     uses: dict[str, Fingerprint]  # what that code takes from modules of the user, as "module:name"
 
 
 def references(tasks: Mapping[str, Callable[..., Any]]) -> References:
-    """What each body is, and what those that travel take from modules."""
+    """Return what each body is, and what those that travel take from modules."""
     values = {name: body for name, body in tasks.items() if not _has_name(body)}
     return References(tuple(values), _uses(list(values.values())))
 
 
 def differing(uses: Mapping[str, Fingerprint]) -> list[str]:
-    """Those that are other ones here. A module that is not here is no difference: nobody has asked for it."""
+    """Return those that differ here. A module that is not here is no difference: it was not asked for."""
     found = []
     for place, print_ in uses.items():
         module, _, name = place.partition(":")
@@ -101,7 +101,7 @@ def _print(module: str, value: Any) -> Fingerprint:
 
 
 def _has_name(value: Any) -> bool:
-    """Whether a function or class is opened by looking it up."""
+    """Return whether a function or class is opened by looking it up."""
     if not isinstance(value, FunctionType | type):
         return False
     module, name = value.__module__, value.__qualname__
@@ -115,12 +115,12 @@ def _has_name(value: Any) -> bool:
 
 FORMAT = 1
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-_BY_VALUE = b"cloudpickle.cloudpickle"  # who makes functions and classes of what is in the pickle
+_BY_VALUE = b"cloudpickle.cloudpickle"  # what makes functions and classes of what is in the pickle
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """What a worker needs to know of a program."""
+    """The facts that a worker needs of a program."""
 
     program: Program
     manner: bytes
@@ -132,7 +132,7 @@ class Parcel:
     python: str = PYTHON  # that has made it
 
     def pack(self) -> bytes:
-        """The bytes that are stored; the same program gives the same ones."""
+        """Return the bytes that are stored; the same program gives the same ones."""
         program = self.program
         head = {
             "format": FORMAT,
@@ -155,11 +155,11 @@ class Parcel:
 
     @property
     def bound(self) -> bool:
-        """Whether it can be opened by the Python alone that has made it."""
+        """Return whether only the Python that has made it can open it."""
         return _BY_VALUE in self.program.code or _BY_VALUE in self.manner
 
     def graph(self) -> TaskGraph:
-        """Opens the code."""
+        """Open the code."""
         return unpack_code(self.program.code, lambda task: task, self.python)
 
     # What `manner` holds is the sender's; hence Any.
@@ -168,7 +168,7 @@ class Parcel:
 
 
 def digest_of(packed: bytes) -> str:
-    """What a parcel is stored under."""
+    """Return the digest that a parcel is stored under."""
     return blake3(packed).hexdigest(16)
 
 
@@ -182,7 +182,7 @@ def make(
     given: Iterable[str] = (),
     settings: Document | None = None,
 ) -> Parcel:
-    """The parcel of a compiled graph; NotStorable names the task whose code cannot travel."""
+    """Return the parcel of a compiled graph; NotStorable names the task whose code cannot travel."""
     facts: Document = describe(graph, current_tasks(graph))
     facts["summary"] = summary_of(graph)
     program = Program(facts, pack_whole_code(graph), file, (), workflow, settings=settings)
@@ -200,7 +200,7 @@ def make(
 
 
 def summary_by_name(graph: TaskGraph, values: Iterable[str]) -> str:
-    """One digest for all tasks of a graph that are looked up by name."""
+    """Return one digest for all tasks of a graph that are looked up by name."""
     travel = set(values)
     return summary(
         {name: node for name, node in graph.nodes.items() if isinstance(node, Task) and name not in travel}
@@ -208,7 +208,7 @@ def summary_by_name(graph: TaskGraph, values: Iterable[str]) -> str:
 
 
 def unpack(packed: bytes) -> Parcel:
-    """A parcel whose seal has been checked; its pickles stay closed."""
+    """Return a parcel whose seal has been checked; its pickles stay closed."""
     try:
         size, _, rest = packed.partition(b"\n")
         head, body = json.loads(rest[: int(size)]), rest[int(size) :]

@@ -52,7 +52,7 @@ class Plan:
     offending: tuple[PlanRow, ...] = ()
     """why it is refused"""
     rerun: frozenset[str] = frozenset()
-    """start over: result, counts and waiting specs are given up, and the gate is emptied"""
+    """start over: result, counts and waiting specs are dropped, and the gate is emptied"""
     recalled: frozenset[str] = frozenset()
     """not completed, and their predecessors are others now: spec and gate start over, too"""
     arrivals: tuple[tuple[str, str], ...] = ()
@@ -62,7 +62,7 @@ class Plan:
     left_out: frozenset[str] = frozenset()
     """new tasks that do not run, because all that follows them keeps its result"""
     dropped: frozenset[str] = frozenset()
-    """orphans whose state is given up"""
+    """orphans whose state is dropped"""
 
     @property
     def refused(self) -> bool:
@@ -83,7 +83,7 @@ class Plan:
         )
 
     def counts(self) -> dict[str, int]:
-        """How many tasks have each verdict, in the order in which they first occur."""
+        """Count how many tasks have each verdict, in the order in which they first occur."""
         counts: dict[str, int] = {}
         for row in self.rows:
             counts[row.verdict] = counts.get(row.verdict, 0) + 1
@@ -177,7 +177,7 @@ class _Rows:
         return PlanRow(name, verdict, was.state, "; ".join(notes))
 
     def _note_of_open(self, was: SavedTask) -> str:
-        """A task that has not completed: it runs, whatever became of it."""
+        """Return the note on a task that has not completed: it runs, whatever happened to it."""
         notes = [note] if (note := _OPEN.get(was.state)) else []
         if was.name in self.of.differing:
             notes.append("changed since: the new code runs")
@@ -270,7 +270,7 @@ class Comparison:
         """have other code now"""
         self.unknown: set[str] = set()
         self.intruders: dict[str, str] = {}
-        """have not run, and stand now before the completed task that is named"""
+        """have not run, and are now before the completed task that is named"""
         self.recalled: set[str] = set()
         self.moved: list[CurrentTask] = []
         for task in current:
@@ -317,7 +317,7 @@ class Comparison:
         return was is not None and was.state in ("completed", "skipped")
 
     def _rerun(self) -> dict[str, str]:
-        """What differs among the completed tasks, and what depends on that."""
+        """Return what differs among the completed tasks, and what depends on that."""
         gone = {task.name for task in self.orphans if at_stake(task)}
         rerun = {
             name: name
@@ -343,7 +343,7 @@ class Comparison:
         return rerun
 
     def _left_out(self) -> frozenset[str]:
-        """New tasks all of whose successors keep their results or are left out themselves."""
+        """Return new tasks all of whose successors keep their results or are left out themselves."""
         follow: dict[str, list[str]] = {name: [] for name in self.intruders if name not in self.saved}
         for task in self.current if follow else ():
             for before in task.after:
@@ -385,5 +385,5 @@ class Comparison:
 
 
 def at_stake(orphan: SavedTask) -> bool:
-    """Whether something would be lost with it."""
+    """Return whether something would be lost with it."""
     return orphan.state not in ("skipped", "unreached")

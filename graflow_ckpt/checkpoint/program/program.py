@@ -64,7 +64,7 @@ class Missing:
 
 
 def describe(graph: TaskGraph, current: Sequence[CurrentTask]) -> Document:
-    """The control facts of a compiled graph and its tasks."""
+    """Return the control facts of a compiled graph and its tasks."""
     tasks: Document = {
         task.name: {"after": task.after, "print": task.fingerprint and task.fingerprint.to_record()}
         for task in current
@@ -79,7 +79,7 @@ def describe(graph: TaskGraph, current: Sequence[CurrentTask]) -> Document:
 
 
 def shown(arguments: Mapping[str, Any]) -> Document:
-    """Bound arguments for the control facts: the value where JSON holds it as it is, else its type."""
+    """Return bound arguments for the control facts: the value where JSON holds it as it is, else its type."""
     found: Document = {}
     for name, value in arguments.items():
         try:
@@ -95,14 +95,14 @@ def shown(arguments: Mapping[str, Any]) -> Document:
 
 
 def current_tasks(graph: TaskGraph) -> list[CurrentTask]:
-    """The nodes of a compiled graph, for a plan; a group has no body and no fingerprint."""
+    """Return the nodes of a compiled graph, for a plan; a group has no body and no fingerprint."""
     own = [node for name, node in graph.nodes.items() if name not in graph.made]
     prints = fingerprints({node.name: node for node in own if isinstance(node, Task)})
     return [CurrentTask(n.name, prints.get(n.name), graph.routes[n.name].preds) for n in own]
 
 
 def summary_of(graph: TaskGraph) -> str:
-    """One digest for graph and tasks: if a checkpoint has the same, nothing has to be compared."""
+    """Return one digest for graph and tasks: if a checkpoint has the same, nothing has to be compared."""
     own = [node for name, node in graph.nodes.items() if name not in graph.made]
     code = outline({node.name: node for node in own if isinstance(node, Task)})
     joined = (node.name for node in own if graph.successors[node.name] or not isinstance(node, Task))
@@ -111,9 +111,9 @@ def summary_of(graph: TaskGraph) -> str:
 
 
 def saved_tasks(facts: Document, *, noted: bool = False) -> list[SavedTask]:
-    """The tasks that a checkpoint knows, with what has become of them.
+    """Return the tasks that a checkpoint knows, with the state of each.
 
-    `noted`: of an unchanged program, those only of which a plan has something to say.
+    `noted`: of an unchanged program, only those that a plan has a note on.
     """
     states: dict[str, State] = dict.fromkeys(facts["gates"], "waiting")
     states |= dict.fromkeys([*facts["completed_tasks"], *facts["passed"]], "completed")
@@ -143,7 +143,7 @@ _NOTED = ("running", "failed", "waiting")
 
 
 def pack_code(graph: TaskGraph) -> bytes:
-    """All tasks and edges as one pickle; what has none is kept by its name."""
+    """Pickle all tasks and edges as one; what has no pickle is kept by its name."""
     nodes = list(graph.nodes.values())
     try:
         return _pack(nodes, graph)
@@ -153,7 +153,7 @@ def pack_code(graph: TaskGraph) -> bytes:
 
 
 def pack_whole_code(graph: TaskGraph) -> bytes:
-    """The same for somebody who has nothing else; NotStorable names the task that cannot travel."""
+    """Do the same for a reader that has nothing else; NotStorable names the task that cannot travel."""
     from graflow_ckpt.checkpoint.values.code import whole  # which loads cloudpickle
 
     token = whole.set(True)
@@ -192,12 +192,12 @@ def _keepable(node: Task | Group) -> Task | Group:
 
 
 def pack_task(task: Task, spawner: str, before: tuple[str, ...]) -> bytes:
-    """One task made at run time, and where it stands."""
+    """Pickle one task made at run time, and its place."""
     return live_bytes((task.name, task.func, task.options, task.arguments, spawner, before), task.name)
 
 
 def unpack_task(record: Cell, python: str = "") -> tuple[Task, str, tuple[str, ...]]:
-    """A task made at run time, and where it stands; `python` has stored it."""
+    """Return a task made at run time, and its place; `python` has stored it."""
     if isinstance(record, Live):
         task, spawner, before = record.value
         return task, spawner, before
@@ -206,7 +206,7 @@ def unpack_task(record: Cell, python: str = "") -> tuple[Task, str, tuple[str, .
 
 
 def unpack_code(code: bytes, known: Callable[[Task], Task], python: str = "") -> TaskGraph:
-    """The graph of a checkpoint; `known` may put a task of the running program in its place."""
+    """Return the graph of a checkpoint; `known` may put a task of the running program in its place."""
     entries, edges = load_live(code, python)
     graph = TaskGraph()
     for entry in entries:

@@ -61,7 +61,7 @@ _MADE = frozenset({"_abc_impl", "_field_defaults", "__annotate__", "__annotate_f
 
 
 def state_of(value: object) -> dict[str, Any]:
-    """What an object has in its `__dict__`, without asking the object."""
+    """Return what an object has in its `__dict__`, without asking the object."""
     for kind in type.__dict__["__mro__"].__get__(type(value)):
         found = type.__dict__["__dict__"].__get__(kind).get("__dict__")
         if type(found) is GetSetDescriptorType:
@@ -71,12 +71,12 @@ def state_of(value: object) -> dict[str, Any]:
 
 
 def is_a(value: object, *kinds: type) -> bool:
-    """`isinstance`, without asking the object for its `__class__`."""
+    """Do what `isinstance` does, without asking the object for its `__class__`."""
     return issubclass(type(value), kinds)
 
 
 def task_body(value: object) -> object | None:
-    """The function behind a decorated task; None if it is no such thing."""
+    """Return the function behind a decorated task; None if it is no such thing."""
     if not is_a(value, Task):
         return None
     task: Any = value
@@ -101,7 +101,7 @@ _HAS_DOCSTRING, _NESTED, _OPTIMIZED = 0x4000000, 0x10, 0x1
 
 
 class Operands(NamedTuple):
-    """What the instructions name: globals, those bound anew, modules, and how often each constant."""
+    """The names in instructions: globals, those bound again, modules, and how often each constant is used."""
 
     loads: set[str]
     rebinds: set[str]
@@ -110,17 +110,17 @@ class Operands(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What code says, code inside of it included, and the names that it goes by."""
+    """The contents of code, code inside of it included, and the names that it uses."""
 
     digest: bytes
     loads: tuple[str, ...]  # globals
-    rebinds: frozenset[str]  # those that it binds anew: state, not something that was written
+    rebinds: frozenset[str]  # those that it binds again: state, not something that was written
     names: frozenset[str]  # attributes too
     imports: frozenset[str]
 
 
 def shape_of(code: CodeType, known: dict[int, tuple[CodeType, Shape]]) -> Shape:
-    """Neither lines nor docstrings nor names of locals count. `known` is a memory, by id."""
+    """Return the shape. Lines, docstrings and names of locals do not count. `known` is a memory, by id."""
     if (found := known.get(id(code))) is not None:
         return found[1]
     own = _operands(code)
@@ -173,7 +173,7 @@ def _operands(code: CodeType) -> Operands:
 
 
 def _level(code: CodeType, at: int) -> int:
-    """How many dots an import has: the level is loaded two instructions before."""
+    """Return how many dots an import has: the level is loaded two instructions before."""
     op, argument = code.co_code[at - 4 : at - 2]
     level = code.co_consts[argument] if op in _CONST else argument
     return level if type(level) is int else 0
@@ -188,7 +188,7 @@ def _documented(code: CodeType) -> bool:
 
 
 def constant(value: Any) -> str:
-    """An immutable value as text, the same in every process."""
+    """Return an immutable value as text, the same in every process."""
     kind = type(value)
     if kind is tuple:
         return f"({','.join(map(constant, value))})"
@@ -198,7 +198,7 @@ def constant(value: Any) -> str:
 
 
 def is_constant(value: Any) -> bool:
-    """Cannot change, and is nothing but itself. Exact types: a subclass has code."""
+    """Return whether it cannot change, and is nothing but itself. Exact types: a subclass has code."""
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(map(is_constant, value))
@@ -206,7 +206,7 @@ def is_constant(value: Any) -> bool:
 
 
 def digest_of(texts: Iterable[str]) -> bytes:
-    """Sixteen bytes for a list of texts."""
+    """Return sixteen bytes for a list of texts."""
     found = blake2b(digest_size=16)
     for text in texts:
         data = text.encode(errors="surrogatepass")
@@ -219,7 +219,7 @@ def digest_of(texts: Iterable[str]) -> bytes:
 
 
 class Reading:
-    """What has been read off one value."""
+    """The contribution of one value to a fingerprint."""
 
     __slots__ = ("leads", "not_seen", "parts")
 
@@ -245,7 +245,7 @@ class Reader:
         self._origin = Origins([*packages, *declaring(self._kept, self._inner)]).of
 
     def body(self, task: object) -> object:
-        """What a task runs: decorations that say where the function is are taken off."""
+        """Return what a task runs: decorations that say where the function is are taken off."""
         while type(task) is not FunctionType:
             made: Any = task
             if issubclass(type(made), Task) and not made.arguments:
@@ -264,7 +264,7 @@ class Reader:
         return state_of(value).get("__wrapped__") if inner is None else inner
 
     def read(self, value: object) -> Reading:
-        """What a value says by itself; it is followed by whoever asked."""
+        """Return what a value says by itself; the caller follows it."""
         reading = Reading()
         if type(value) is FunctionType and self._origin(_home(value)) == OWN:
             self._function(reading, value)
@@ -275,7 +275,7 @@ class Reader:
         return reading
 
     def names_in(self, function: FunctionType) -> Reading | None:
-        """What the globals that a function names say; None if it says more than its code and these."""
+        """Return what the globals that a function names say; None if it says more than its code and these."""
         reading = Reading()
         shape = shape_of(function.__code__, self._shapes)
         if shape.imports or self._origin(_home(function)) != OWN:
@@ -312,7 +312,7 @@ class Reader:
             self._refer(reading, "__wrapped__", wrapped)
 
     def _content(self, reading: Reading, label: str, value: object) -> None:
-        """A default or a bound argument: the function's own, so that lists and dicts count as they are."""
+        """Read a default or a bound argument: the function's own, so lists and dicts count as they are."""
         if is_constant(value):
             reading.parts.append(constant(value))
             return
@@ -322,7 +322,7 @@ class Reader:
             self._refer(reading, label, value)
 
     def _global(self, reading: Reading, name: str, module: dict[str, Any], shape: Shape) -> None:
-        """What a name in the code is bound to now."""
+        """Read what a name in the code is bound to now."""
         value = module.get(name, _ABSENT)
         if name in shape.rebinds:
             reading.blind(name)
@@ -358,7 +358,7 @@ class Reader:
                 self._refer(reading, f"{cls.__name__}.{name}", part)
 
     def _is_slot(self, value: object) -> bool:
-        """A descriptor that Python made: a slot, a field of a named tuple."""
+        """Return whether it is a descriptor that Python made: a slot, a field of a named tuple."""
         kind = type(value)
         return "__set__" in type.__dict__["__dict__"].__get__(kind) and self._origin(_module(kind)) == QUIET
 
@@ -370,7 +370,7 @@ class Reader:
         if is_constant(value):
             reading.parts.append(constant(value))
         elif shape is not None and _HANDS_ON in shape.names and self._is_task(value):
-            reading.parts.append("task")  # handed on: it has a row of its own
+            reading.parts.append("task")  # passed on: it has a row of its own
         elif kind is FunctionType or is_a(value, type):
             self._code(reading, value)
         elif kind is ModuleType:
@@ -390,7 +390,7 @@ class Reader:
             self._object(reading, label, value)
 
     def _is_task(self, value: Any) -> bool:
-        """Whether it is a task of the graph, or one from which a task was made by binding arguments."""
+        """Return whether it is a task of the graph, or one that a task was made from by binding arguments."""
         return id(value) in self._tasks or (is_a(value, Task) and id(value.func) in self._tasks)
 
     def _bound(self, reading: Reading, label: str, value: functools.partial[Any]) -> None:
@@ -410,7 +410,7 @@ class Reader:
         reading.parts.append(qualname)
         self._foreign(reading, qualname, home)
         wrapped = value.__dict__.get("__wrapped__") if type(value) is FunctionType else None
-        if wrapped is not None:  # decorated by somebody else's code
+        if wrapped is not None:  # decorated by code that is not the user's
             self._refer(reading, qualname, wrapped)
 
     def _foreign(self, reading: Reading, label: str, home: str) -> None:
@@ -445,7 +445,7 @@ def _home(function: FunctionType) -> str:
 
 
 def _module(kind: Any) -> str:
-    """Of a class, as `type` knows it: a metaclass may say anything."""
+    """Return the module of a class, as `type` knows it: a metaclass may say anything."""
     found = type.__dict__["__module__"].__get__(kind)
     return found if type(found) is str else ""
 
@@ -455,19 +455,19 @@ def _qualname(kind: type) -> str:
 
 
 def _parts(member: object) -> tuple[object, ...]:
-    """What a member of a class is made of."""
+    """Return what a member of a class is made of."""
     if type(member) is property:
         return (member.fget, member.fset, member.fdel)
     return (member.__func__,) if type(member) in _DESCRIPTORS else (member,)  # type: ignore[attr-defined]
 
 
-# --- whose code a module is -------------------------------------------------------------
+# --- the owners of modules --------------------------------------------------------------
 
 
 class Origins:
-    """Whose code a module is, of those that some tasks lead to; `packages` are theirs.
+    """The owners of the modules that some tasks lead to: the user, or a package. `packages` are the user's.
 
-    A package that decorates the tasks at hand is the user's own wherever it stands: one worker has it from
+    A package that decorates the tasks at hand is the user's own wherever it is: one worker has it from
     a checkout, another has it installed, and a third has another version of it.
     """
 
@@ -476,7 +476,7 @@ class Origins:
         self._known: dict[str, str] = {}
 
     def of(self, name: str) -> str:
-        """OWN, QUIET, or the installed package that the module belongs to."""
+        """Return OWN, QUIET, or the installed package that the module belongs to."""
         known = self._known.get(name)
         if known is None:
             known = _place(name)
@@ -487,7 +487,7 @@ class Origins:
 
 
 def declaring(bodies: Iterable[object], inner: Callable[[object], object | None]) -> Iterator[str]:
-    """Installed packages in which a body is decorated under its own name; the others are not looked at."""
+    """Yield installed packages in which a body is decorated under its own name; look at no others."""
     places: dict[str, str] = {}
     for body in bodies:
         if type(body) is not FunctionType:

@@ -3,8 +3,8 @@
     plain   the codec bytes as they are: decoding them runs no code, and takes no more than the budget
     live    0xC1  length of the key's id  the id  mac:16  pickle      (0xC1 begins no msgpack)
 
-The mac is keyed and covers the session, the place in it, and the pickle: a pickle is opened only if somebody
-with a key of the ring has made it to stand there. Without a key nothing live is stored or opened.
+The mac is keyed and covers the session, the place in it, and the pickle: a pickle is opened only if a holder
+of a key of the ring has made it for that place. Without a key nothing live is stored or opened.
 
     place     =NAME a value or an item of a list    *ID a bundle    result  of any task    data TASK  rng
               task NAME  program, proof: what fleet/programs.py keeps
@@ -41,7 +41,7 @@ _PURPOSE: Final = "graflow_ckpt 2026 seal of values in their place in a shared s
 
 
 def sealed_by(data: bytes) -> str:
-    """The id of the key that bytes claim to be sealed with; the beginning is enough."""
+    """Return the id of the key that bytes claim to be sealed with; the beginning is enough."""
     return data[2 : 2 + data[1]].decode(errors="replace") if data[:1] == LIVE and len(data) > 2 else ""
 
 
@@ -55,7 +55,7 @@ class SealedCells:
         self._keys: dict[str, bytes] = {}
 
     def pack(self, name: str, cell: Cell, place: str = "") -> bytes:
-        """The bytes of a cell; TooLarge if they are too many. Without a place: the value of that name."""
+        """Return the bytes of a cell; TooLarge if they are too many. No place: the value of that name."""
         if isinstance(cell, bytes):
             data = cell
         else:
@@ -74,7 +74,7 @@ class SealedCells:
         return data
 
     def unpack(self, name: str, data: bytes, place: str = "") -> Cell:
-        """The cell of bytes; a pickle is opened only if its seal holds."""
+        """Return the cell of bytes; a pickle is opened only if its seal holds."""
         if data[:1] != LIVE:
             check_budget(f"{name} of session {self._session.decode()}", data)
             return data
@@ -91,7 +91,7 @@ class SealedCells:
             ) from error
 
     def seal(self, pickle: bytes, place: str) -> bytes:
-        """A pickle with the proof of who has made it."""
+        """Return a pickle with the proof of its maker."""
         if self._keyring is None:
             session = self._session.decode()
             raise UnsafeCheckpoint(
@@ -104,7 +104,7 @@ class SealedCells:
         return b"%b%c%b%b%b" % (LIVE, len(name), name, self._mac(key_id, secret, place, pickle), pickle)
 
     def open(self, name: str, data: bytes, place: str) -> bytes:
-        """The pickle behind a seal that holds."""
+        """Return the pickle behind a seal that holds."""
         if data[:1] != LIVE:
             raise UnsafeCheckpoint(
                 f"{name} of session {self._session.decode()} is not opened: it has no seal.",
@@ -144,7 +144,7 @@ class SealedCells:
 
 
 def _place_of(name: str) -> str:
-    # whoever packs a result knows the key of its spec, not yet the name that it will have
+    # the packer of a result knows the key of its spec, not yet its name
     return RESULT_PLACE if name.endswith(RESULT) else f"={name}"
 
 
@@ -231,7 +231,7 @@ def _passes(data: bytes, budget: int) -> bool:
 
 
 def _extension(data: bytes, at: int, size: int) -> tuple[int, int]:
-    """Where to go on, and what it takes: the values of a tuple or a set are unpacked from a copy."""
+    """Return where to continue, and what it takes: values of a tuple or a set are unpacked from a copy."""
     if data[at : at + 1] and data[at] in _NESTED:
         return at + 1, _DICT + size
     return at + 1 + size, _OBJECT + size

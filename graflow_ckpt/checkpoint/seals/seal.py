@@ -1,4 +1,4 @@
-"""Seals: who made a checkpoint, and that no byte of its meta has changed since.
+"""Seals: which key sealed a checkpoint, and that no byte of its meta has changed since.
 
 Only meta is sealed; it holds the digests of the other parts and the place (session, sequence,
 epoch, schema). The seal is a keyed blake3 digest over the canonical JSON of all of meta but the
@@ -47,14 +47,14 @@ Meta = Mapping[str, Any]
 
 
 def canonical(meta: Meta) -> bytes:
-    """The one way to write a meta without its seal: sorted keys, no spaces, ASCII."""
+    """Write a meta without its seal in the one way: sorted keys, no spaces, ASCII."""
     unsealed = {key: value for key, value in meta.items() if key != "seal"}
     # ASCII, so that the lone surrogates of a file name that is no UTF-8 survive.
     return json.dumps(unsealed, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def seal(meta: Meta, keyring: Keyring) -> dict[str, Any]:
-    """The meta as JSON will give it back, with "key_id" and "seal"."""
+    """Return the meta as JSON decodes it, with "key_id" and "seal"."""
     key_id, secret = keyring.signing
     # Through JSON once: a tuple or an integer key would otherwise be sealed as what no reader ever sees.
     sealed: dict[str, Any] = json.loads(canonical({**meta, "key_id": key_id}))
@@ -63,7 +63,7 @@ def seal(meta: Meta, keyring: Keyring) -> dict[str, Any]:
 
 
 def verify(meta: Meta, keyring: Keyring) -> None:
-    """Returns if the meta was sealed with a key of the ring and is unchanged; raises if not."""
+    """Check that the meta was sealed with a key of the ring and is unchanged; raise if not."""
     key_id, found = meta.get("key_id"), meta.get("seal")
     if not isinstance(key_id, str) or not isinstance(found, str) or not found.isascii():
         raise UnsafeCheckpoint(
@@ -98,7 +98,7 @@ META_LIMIT = 32 << 20
 
 
 def sealed_bytes(meta: Meta, keyring: Keyring, path: str) -> bytes:
-    """A meta as it is stored, sealed. Refuse one that no reader would take."""
+    """Return a meta as it is stored, sealed. Refuse one that no reader would take."""
     found = json.dumps(seal(meta, keyring), separators=(",", ":")).encode()
     if len(found) > META_LIMIT:
         raise CheckpointError(
@@ -112,7 +112,7 @@ def sealed_bytes(meta: Meta, keyring: Keyring, path: str) -> bytes:
 
 
 def sealed_in(raw: bytes, keyring: Keyring) -> Document | None:
-    """The meta of these bytes; None if they are damaged, or no seal of it holds."""
+    """Return the meta of these bytes; None if they are damaged, or no seal of it holds."""
     meta = document_of(raw)
     with suppress(CheckpointError):
         if meta is not None:
@@ -131,12 +131,12 @@ class Chain:
         self.last = blake3(b"start" + start, key=self._key).digest(MAC_SIZE)
 
     def next(self, payload: bytes) -> bytes:
-        """The seal of the next record."""
+        """Return the seal of the next record."""
         self.last = self._after(payload)
         return self.last
 
     def check(self, payload: bytes, mac: bytes) -> bool:
-        """Is this the next record? Only then the chain goes on."""
+        """Return whether this is the next record. Only then the chain continues."""
         expected = self._after(payload)
         if not compare_digest(expected, mac):
             return False
@@ -165,7 +165,7 @@ def _derived(secret: bytes, purpose: str) -> bytes:
 def key_storage_warning(
     target: str | os.PathLike[str], env: Mapping[str, str] = os.environ, table: Path = TABLE
 ) -> str | None:
-    """What to tell the user if the local key will be gone before the checkpoints at `target`.
+    """Return what to tell the user if the local key will be gone before the checkpoints at `target`.
 
     In a container the home is often an overlay or in memory while the checkpoints go to a volume. Answers
     only where /proc/mounts is; elsewhere nothing is known and nothing is said.

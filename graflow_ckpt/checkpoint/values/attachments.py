@@ -1,9 +1,9 @@
 """Attachments: files that a session refers to. Their bytes stay where they are; what they were is kept.
 
 `ctx.attach(path)` commits, with the task, a plain value under a name of its own: path, size, and the digest
-of the bytes (of its chunks, if there are several, as contents are named). When the session goes on in a
+of the bytes (of its chunks, if there are several, as contents are named). When the session continues in a
 process, each is read again and compared: a result that was made of another file is not the session's. With
-changed="reuse" differences are only told.
+changed="reuse" differences are only logged.
 Not here: files that are to be kept; put their bytes into the channel.
 """
 
@@ -35,14 +35,14 @@ class Attachment:
     digest: str
 
     def open(self) -> IO[bytes]:
-        """For reading; AttachmentChanged if it is not that file any more."""
+        """Open the file for reading; AttachmentChanged if it is not that file any more."""
         why = self.differs()
         if why is not None:
             raise _changed("", [f"{self.path} {why}"])
         return open(self.path, "rb")
 
     def differs(self) -> str | None:
-        """What has become of it; None if it is as it was."""
+        """Return how the file differs; None if it is as it was."""
         try:
             size = os.path.getsize(self.path)
             if size == self.size:
@@ -53,7 +53,7 @@ class Attachment:
 
 
 def attach(path: str | os.PathLike[str]) -> Attachment:
-    """The file as it is now."""
+    """Return the file as it is now."""
     place = os.path.abspath(os.fspath(path))
     try:
         before = os.stat(place)
@@ -74,12 +74,12 @@ def attach(path: str | os.PathLike[str]) -> Attachment:
 
 # Any: a plain value, which becomes codec bytes.
 def record(attachment: Attachment) -> tuple[str, dict[str, Any]]:
-    """Under which name it is kept, and as what."""
+    """Return under which name it is kept, and as what."""
     return attachment.path + ATTACHED, asdict(attachment)
 
 
 def check(session: str, values: Iterable[tuple[str, Cell]], *, reuse: bool) -> None:
-    """AttachmentChanged if a file is not what it was; with `reuse` that is only told."""
+    """Raise AttachmentChanged if a file is not what it was; with `reuse` that is only logged."""
     found = [_of(name, cell) for name, cell in values if name.endswith(ATTACHED)]
     different = [f"{one.path} {why}" for one in found if (why := one.differs()) is not None]
     if different and not reuse:
@@ -107,7 +107,7 @@ def _changed(session: str, different: list[str]) -> AttachmentChanged:
 
 
 def _digest(path: str) -> str:
-    """Chunk after chunk, each digested while the next is read."""
+    """Digest chunk after chunk, each while the next is read."""
     chunks: list[str] = []
     hasher: Hasher | None = None
     try:

@@ -8,7 +8,7 @@ made again. Everything else is cloudpickle's.
 
 A copy has in it whatever its code uses of `__main__`, also data. One that is larger than
 `COPY_LIMIT` is left out with a warning: else every checkpoint would hold the training set. Where
-`whole` is set it is refused instead: whoever opens the pickle does not have that `__main__`.
+`whole` is set it is refused instead: the process that opens the pickle does not have that `__main__`.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
 
 class _Copier(cloudpickle.Pickler):  # type: ignore[misc]  # as above
-    """Of code and what it uses, wherever that has a name."""
+    """A pickler of code and what it uses, wherever that has a name."""
 
     def reducer_override(self, obj: Any) -> Any:
         return _memo(obj) if type(obj) is _lru_cache_wrapper else super().reducer_override(obj)
 
 
 def _memo(obj: Any) -> Any:
-    """Python pickles one by its name, also in `__main__` and where there is no such name."""
+    """Reduce a cached function: Python pickles one by name, also in `__main__` and where there is no name."""
     if (
         obj.__module__ != "__main__"
         and _restore.walk(sys.modules.get(obj.__module__), obj.__qualname__) is obj
@@ -86,17 +86,17 @@ def _by_name(obj: Any) -> tuple[Any, ...] | None:
 
 
 def by_copy(reduced: Any) -> bool:
-    """Whether a reduced function is its code, and not a name."""
+    """Return whether a reduced function is its code, and not a name."""
     return reduced[0] is _make_function
 
 
 def _is_body(found: Any, obj: Any) -> bool:
-    """Whether an object is a task of that function, without asking it for anything."""
+    """Return whether an object is a task of that function, without asking it for anything."""
     return issubclass(type(found), Task) and found.func is obj
 
 
 def by_value(module: str) -> bool:
-    """Whether the user has asked for a module to travel (cloudpickle.register_pickle_by_value)."""
+    """Return whether the user has asked for a module to travel (cloudpickle.register_pickle_by_value)."""
     asked = cloudpickle.list_registry_pickle_by_value()
     return bool(asked) and any(module == name or module.startswith(f"{name}.") for name in asked)
 

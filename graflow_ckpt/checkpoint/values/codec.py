@@ -50,7 +50,7 @@ _TEXT: Final = frozenset({str, bytes})
 
 # Any: whatever the user put into the channel.
 def check_plain(root: Any) -> None:
-    """Raises NotPlain, naming the type that is not plain or the limit that is passed."""
+    """Raise NotPlain, naming the type that is not plain or the limit that is passed."""
     if type(root) not in CONTAINERS:
         return _check_kinds({type(root)})
     if len(root) <= _SMALL and _is_flat(root):
@@ -81,7 +81,7 @@ def check_plain(root: Any) -> None:
 
 
 def _is_flat(root: Any) -> bool:
-    """Has it scalars only? What most values are, and a quarter of the time of the full check."""
+    """Return whether it has scalars only: most values do, in a quarter of the time of the full check."""
     if type(root) is dict:
         return {*map(type, root), *map(type, root.values())} <= SCALARS
     return set(map(type, root)) <= SCALARS
@@ -92,7 +92,7 @@ def _only(kinds: Collection[type], values: Collection[Any]) -> compress[Any]:
 
 
 def _below(level: Collection[Any], here: set[type]) -> Collection[Any]:
-    """The elements of all containers of a level: of dicts the keys and the values."""
+    """Return the elements of all containers of a level: of dicts the keys and the values."""
     if dict not in here:
         return next(iter(level)) if len(level) == 1 else list(chain.from_iterable(level))
     dicts = level if len(here) == 1 else _only({dict}, level)
@@ -118,7 +118,7 @@ NONE: Final = b"\xc0"
 _ATOMS: Final = frozenset(SCALARS)
 _KEPT: Final = 1 << 16  # a packer keeps the largest buffer that it ever had
 
-# Extension code -1 is decoded by msgpack itself, before anybody is asked.
+# Extension code -1 is decoded by msgpack itself, before any code here is asked.
 _TIMESTAMPS: Final = (b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff")
 _BROKEN: Final = (
     ValueError, TypeError, LookupError, ArithmeticError, struct.error, msgpack.UnpackException,
@@ -130,12 +130,12 @@ take_in(*builtin.KINDS)
 
 # Any, here and below: whatever the user put into the channel.
 def is_atom(value: Any) -> bool:
-    """Is it immutable and of an exact builtin type, so that nobody needs a copy of it?"""
+    """Return whether it is immutable and of an exact builtin type, so that no task needs a copy of it."""
     return type(value) in _ATOMS
 
 
 def encode(value: Any) -> bytes:
-    """The bytes of a plain value; NotPlain if it is not one."""
+    """Return the bytes of a plain value; NotPlain if it is not one."""
     if type(value) not in SCALARS:
         check_plain(value)
     elif type(value) is bytes and _KEPT <= len(value) <= MAX_SIZE:
@@ -145,7 +145,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """The value of the bytes; CheckpointCorrupt if `encode` cannot have made them."""
+    """Return the value of the bytes; CheckpointCorrupt if `encode` cannot have made them."""
     try:
         value = _unpack(data)
     except _BROKEN as error:
@@ -160,7 +160,7 @@ def decode(data: bytes) -> Any:
 # --- packing ---------------------------------------------------------------------------
 
 # A packer is not reentrant, and a finalizer or another thread can come in at any allocation:
-# whoever packs takes one out, and only one that did not fail comes back.
+# each call takes one out, and puts it back only if it did not fail.
 _packers: list[msgpack.Packer] = []
 
 
@@ -206,8 +206,8 @@ def _pack_ext(value: Any) -> msgpack.ExtType:
 
 
 def _level(depth: int, inner: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Decodes what lies so many extensions deep. Each takes a call within a call, and the stack of a thread
-    ends without an error: whoever nests thousands of them would end the process."""
+    """Return a decoder for this depth of extensions. Each takes a call within a call, and the stack of a
+    thread ends without an error: thousands of them nested would end the process."""
 
     def unpack_ext(code: int, data: bytes) -> Any:
         decode_kind = decoder(code)
@@ -245,7 +245,7 @@ def _refuse_timestamps(value: Any) -> None:
 
 
 def to_cell(value: Any) -> Cell:
-    """The cell of a value, unchecked."""
+    """Return the cell of a value, unchecked."""
     try:
         return encode(value)
     except NotPlain:
@@ -253,7 +253,7 @@ def to_cell(value: Any) -> Cell:
 
 
 def check_storable(name: str, value: Any) -> Cell:
-    """The cell of a value; NotStorable with the path from `name` to what cannot be kept.
+    """Return the cell of a value; NotStorable with the path from `name` to what cannot be kept.
 
     The check is made where the user's line is still on the stack: what passes can be saved later, unless it
     is changed into something that cannot.
@@ -265,5 +265,5 @@ def check_storable(name: str, value: Any) -> Cell:
 
 
 def apart(cell: Cell) -> Cell:
-    """The cell with an object of its own: what is done to the one that it was made from stays outside."""
+    """Return the cell with an object of its own: what is done to the first object stays outside."""
     return cell if isinstance(cell, bytes) else Live(load_live(live_bytes(cell.value)))

@@ -9,11 +9,11 @@ have been. A name is the digest of the bytes, or of the digests of their chunks 
 sealed meta has all of these digests: a reader gives the unpickler only what has been compared with them.
 
 Promise: a payload that is there already is digested and not written; what is written is what was digested,
-even if somebody changes the value meanwhile (then the save fails: else it would damage the checkpoints of
+even if a thread changes the value meanwhile (then the save fails: else it would damage the checkpoints of
 others that hold the same name). At most BATCH bytes of payloads wait to be looked up.
 A target that shares contents gets those that it lacks, under the same names and digests. For any other one
 (a folder as it is by default, a file that checkpoints travel in) they are put back into the pickle, whose
-digest is then another one, and the meta is sealed anew.
+digest is then another one, and the meta is sealed again.
 Not here: how long contents stay (the stores).
 """
 
@@ -47,7 +47,7 @@ from graflow_ckpt.stores.names import is_content
 
 BATCH: Final = 32 << 20
 MOST: Final = 4096
-"""Of one checkpoint: its meta lists them, and whoever lists checkpoints reads it. The rest stays inline."""
+"""Of one checkpoint: its meta lists them, and a listing of checkpoints reads it. The rest stays inline."""
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -64,7 +64,7 @@ class Content:
 
     @property
     def plain(self) -> int:
-        """How large it is in the pickle."""
+        """The size in the pickle."""
         return self.digest.size if self.digest.plain is None else self.digest.plain
 
     def document(self) -> Document:
@@ -75,14 +75,14 @@ class Content:
 
 
 def name_of(chunks: Sequence[str]) -> str:
-    """The name of a content whose chunks have these digests."""
+    """Return the name of a content whose chunks have these digests."""
     if len(chunks) == 1:
         return chunks[0]
     return blake3("".join(chunks).encode(), derive_key_context=_LIST).hexdigest()
 
 
 def contents_of(path: str, meta: Document) -> list[Content]:
-    """What a meta says of its contents. It has to be sealed, or nothing of it is to be opened."""
+    """Return what a meta says of its contents. It has to be sealed, or nothing of it is to be opened."""
     found, at = [], 0
     try:
         for entry in meta.get("contents", ()):
@@ -118,14 +118,14 @@ class Depositor:
     ) -> None:
         self._encoding = encoding
         self._contents = store.contents
-        self._allowed = allowed  # is told of the size of each
+        self._allowed = allowed  # gets the size of each
         self._place = (path, lease, stage)
         self._saving: Saving | None = None
         self._there: set[str] = set()  # held by this save
         self.begin()
 
     def begin(self) -> None:
-        """The pickle is written; or once more, since a store may repeat its put."""
+        """Begin to write the pickle; or once more, since a store may repeat its put."""
         self.found: list[Content] = []
         self._pending: list[tuple[int, memoryview]] = []
         self._waiting = 0
@@ -144,13 +144,13 @@ class Depositor:
         return True
 
     def settle(self) -> None:
-        """All that was taken is there, and as safe as a part of the checkpoint."""
+        """Store all that was taken, as safe as a part of the checkpoint."""
         self._store_pending()
         if self._saving is not None:
             self._saving.settle()
 
     def listed(self) -> Document:
-        """For the meta."""
+        """Return the contents for the meta."""
         return {"contents": [content.document() for content in self.found]} if self.found else {}
 
     def end(self) -> None:
@@ -214,7 +214,7 @@ def _cut(payload: memoryview) -> Iterator[memoryview]:
 
 
 def _digests(payloads: Sequence[memoryview]) -> Iterator[tuple[str, ...]]:
-    """The digests of the chunks of each: by this thread and a second one, chunk about."""
+    """Return the digests of the chunks of each: by this thread and a second one, alternately."""
     chunks = [chunk for payload in payloads for chunk in _cut(payload)]
     if len(chunks) < 4:
         results = [digest_of(chunk) for chunk in chunks]
@@ -237,7 +237,7 @@ def _digests(payloads: Sequence[memoryview]) -> Iterator[tuple[str, ...]]:
 
 
 def _encoded(encoding: Encoding, payload: memoryview) -> Iterator[memoryview]:
-    """What is stored of a payload, in chunks: the same ones for the same bytes."""
+    """Yield what is stored of a payload, in chunks: the same ones for the same bytes."""
     chunk = bytearray()
     for piece in encoding.content(payload):
         chunk += piece
@@ -254,7 +254,7 @@ def _digest_encoded(encoding: Encoding, payload: memoryview) -> Digest:
 
 
 def _copies(content: Content, payload: memoryview, encoding: Encoding | None) -> Iterator[bytes]:
-    """Copies of the chunks that were digested."""
+    """Yield copies of the chunks that were digested."""
     chunks = _cut(payload) if encoding is None else _encoded(encoding, payload)
     for expected, chunk in zip_longest(content.digest.chunks, chunks):
         if expected is None or chunk is None:
@@ -283,7 +283,7 @@ class Whole:
         self._at = 0  # in what is left
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Ends where a content begins or ends: a large payload then goes to its final place in one piece."""
+        """Read up to where a content begins or ends: a large payload then goes to its place in one piece."""
         view = buffer.cast("B")
         while view.nbytes:
             if self._content is not None:
@@ -313,7 +313,7 @@ class Whole:
 def put_together(
     store: Readable, path: str, meta: Document, stage: str, inline: Source, encoding: Encoding | None = None
 ) -> Source:
-    """The values of a checkpoint, whether it holds contents or not."""
+    """Return the values of a checkpoint, whether it holds contents or not."""
     try:
         contents = contents_of(path, meta)
         place = store.contents
@@ -370,7 +370,7 @@ class _Suspicious:
         try:
             return read()
         except CheckpointCorrupt:
-            with suppress(GraflowError, OSError):  # where nobody may write, nobody saves
+            with suppress(GraflowError, OSError):  # where no process may write, none saves
                 self._distrust()
             raise
 
@@ -379,12 +379,12 @@ class _Suspicious:
 
 
 def shares(target: CheckpointStore) -> bool:
-    """Whether a store wants contents as they are elsewhere, and not whole pickles."""
+    """Return whether a store wants contents as they are elsewhere, and not whole pickles."""
     return target.contents is not None and target.contents.shares and not target.encoding
 
 
 def alone(meta: Document, keyring: Keyring | None, opened: Mapping[str, Callable[[], Source]]) -> Document:
-    """The meta of the same checkpoint as one plain pickle, with the parts that are given as they are opened;
+    """Return the meta of the same checkpoint as one plain pickle, with the parts given as they are opened;
     sealed, if there is a keyring."""
     parts = dict(meta["parts"])
     for name, source in opened.items():
@@ -397,7 +397,7 @@ def alone(meta: Document, keyring: Keyring | None, opened: Mapping[str, Callable
 
 
 def pour(opened: Callable[[], Source], sink: Sink) -> None:
-    """All of a source into a sink."""
+    """Write all of a source into a sink."""
     with closing(opened()) as source:
         for piece in _pieces(source):
             sink.write(piece)
@@ -435,7 +435,7 @@ class Bringing:
 
 
 def _pieces(source: Source) -> Iterator[memoryview]:
-    """Each in memory of its own: a sink may still be at the last one."""
+    """Yield pieces, each in memory of its own: a sink may still be at the last one."""
     left = source.size
     while left:
         piece = memoryview(bytearray(min(CHUNK, left)))

@@ -1,12 +1,12 @@
-"""Digests of parts: taken while a part is written, checked before its bytes are handed out.
+"""Digests of parts: taken while a part is written, checked before its bytes are returned.
 
 A part is digested with blake3 in chunks of 4 MiB: in a second thread, while the caller writes or
 reads another chunk, or by the caller if there is one chunk only. What is written goes through a
-buffer, since a value may change while it is saved, and the digest has to be that of what goes out. Who
-reads gets the bytes in its own buffer, and `readinto` returns when the digests of all of them have been
+buffer, since a value may change while it is saved, and the digest has to be that of what goes out. A
+reader gets the bytes in its own buffer, and `readinto` returns when the digests of all of them have been
 compared. One pass, so that what was checked is what is used.
 
-Not here: who vouches for the digests (seal.py).
+Not here: the proof of the digests (seal.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """How long a part is, and the digest of each of its chunks in hexadecimal. `plain`: how long it was
+    """The size of a part, and the digest of each of its chunks in hexadecimal. `plain`: its size
     before it was encoded; None, if it is not."""
 
     size: int
@@ -39,7 +39,7 @@ class Digest:
     plain: int | None = None
 
     def document(self) -> dict[str, object]:
-        """As it stands in a meta."""
+        """Return the digest as it is in a meta."""
         found: dict[str, object] = {"size": self.size, "chunks": list(self.chunks)}
         return found if self.plain is None else {**found, "plain": self.plain}
 
@@ -72,7 +72,7 @@ class DigestingSink:
         return view.nbytes
 
     def finish(self) -> Digest:
-        """Pass on the rest; the digest of all that was written."""
+        """Pass on the rest; return the digest of all that was written."""
         last = []
         if self._filled:
             rest = self._buffer[: self._filled] if self._hasher else memoryview(self._small)
@@ -118,13 +118,13 @@ class DigestingSink:
 
 
 class VerifyingSource:
-    """A source that hands out verified bytes only; CheckpointCorrupt at the first that are not."""
+    """A source that returns verified bytes only; CheckpointCorrupt at the first that are not."""
 
     def __init__(self, source: Source, digest: Digest, name: str = "part") -> None:
         self._source, self._digest, self._name = source, digest, name
         self._next = 0  # the first chunk that has not been read
         self._chunk = bytearray()
-        self._rest = memoryview(b"")  # verified and not handed out yet
+        self._rest = memoryview(b"")  # verified and not returned yet
         self._hasher: Hasher | None = None
         self._sound = True
         if source.size != digest.size or len(digest.chunks) != -(-digest.size // CHUNK):
@@ -236,11 +236,11 @@ class Hasher:
         self._todo.put((chunk, piece))
 
     def filled(self) -> memoryview:
-        """The next chunk that was to be filled, when it is."""
+        """Return the next chunk that was to be filled, when it is."""
         return _sound(self._filled.get())
 
     def results(self, leave: int) -> list[str]:
-        """Waits until at most `leave` digests are missing; gives those that have come."""
+        """Wait until at most `leave` digests are missing; return those that have come."""
         found: list[str] = []
         while self._out > leave:
             self._out -= 1
@@ -260,7 +260,7 @@ class Hasher:
                 else:
                     chunk[len(chunk) - len(piece) :] = piece
                     self._filled.put(chunk)
-            except Exception as error:  # noqa: BLE001  # whatever happens: somebody waits for it
+            except Exception as error:  # noqa: BLE001  # whatever happens: a caller waits for it
                 self._filled.put(error)
                 self._done.put(error)
 
@@ -272,12 +272,12 @@ def _sound(found: T | Exception) -> T:
 
 
 def digest_of(chunk: Buffer) -> str:
-    """The digest of one chunk."""
+    """Return the digest of one chunk."""
     return blake3(chunk).hexdigest()
 
 
 def fill(source: Source, buffer: memoryview) -> int:
-    """Read until the buffer is full, or the source ends; how many bytes there were."""
+    """Read until the buffer is full, or the source ends; return how many bytes there were."""
     got = 0
     while got < buffer.nbytes and (count := source.readinto(buffer[got:])):
         got += count
@@ -292,7 +292,7 @@ class TooLong(Exception):
 
 
 class Out:
-    """A file that keeps nothing. `failure` tells what a pickler's file raised from what the value raised."""
+    """A file that keeps nothing. `failure`: what a pickler's file raised, not the value."""
 
     failure: BaseException | None = None
 

@@ -2,7 +2,7 @@
 
 An unpickler that knows no class: whatever a pickle names becomes a stand-in that keeps what it was given.
 Dicts, lists, tuples, sets, texts and numbers are themselves. Nothing is imported and nothing is called, so
-that values can be compared where their classes do not exist, and by somebody who does not want to run them.
+that values can be compared where their classes do not exist, and by a user that does not want to run them.
 
 Promise: two stand-ins have the same digest if their pickles say the same. As with any digest of a pickle it
 can also differ when only the wiring has changed (which equal objects are one), never the other way round.
@@ -22,7 +22,7 @@ from graflow_ckpt.core.errors import CheckpointCorrupt
 from graflow_ckpt.core.protocols import Source
 
 ELEMENTS: Final = 100_000
-"""Of an array that is shown as numbers; of a larger one only size and digest are told."""
+"""Of an array that is shown as numbers; of a larger one only size and digest are shown."""
 
 _BROKEN: Final = (
     pickle.UnpicklingError, EOFError, TypeError, ValueError, AttributeError, LookupError, OverflowError,
@@ -41,7 +41,7 @@ class Inert:
 
     kind = ""  # module and name, as the pickle has them
 
-    # Any, here and below: whatever a pickle hands over.
+    # Any, here and below: whatever a pickle passes.
     def __new__(cls, *args: Any, **options: Any) -> Inert:
         made = super().__new__(cls)
         made.args = args
@@ -56,7 +56,7 @@ class Inert:
     items: list[Any]
 
     def __call__(self, *args: Any) -> Inert:
-        """What a pickle calls may be what another call has given."""
+        """Return what a call gives: what a pickle calls may be what another call has given."""
         return _Given(self, *args)
 
     def __setstate__(self, state: Any) -> None:
@@ -127,7 +127,7 @@ class _Reader(pickle.Unpickler):
 
 
 def load(source: Source) -> Any:
-    """The value of a pickle, with stand-ins for all that is no builtin."""
+    """Return the value of a pickle, with stand-ins for all that is no builtin."""
     with reading(source) as file:
         try:
             return _Reader(file).load()
@@ -139,7 +139,7 @@ def load(source: Source) -> Any:
 
 
 def weigh(value: Any) -> tuple[int, str]:
-    """How many bytes a value takes in a pickle, and a digest of them."""
+    """Return how many bytes a value takes in a pickle, and a digest of them."""
     out = KeptStream(0)
     try:
         _Writer(out, protocol=5).dump(value)
@@ -160,7 +160,7 @@ class _Writer(pickle.Pickler):
 
 
 def kind_of(value: Any) -> str:
-    """The class that a value had."""
+    """Return the class that a value had."""
     if isinstance(value, type) and issubclass(value, Inert):
         return value.kind
     if isinstance(value, Inert):
@@ -169,7 +169,7 @@ def kind_of(value: Any) -> str:
 
 
 def plainer(value: Any, depth: int = 50) -> Any:
-    """The same with attributes as dicts and arrays of numbers as lists, as far as that can be told."""
+    """Return a value with attributes as dicts and arrays of numbers as lists, as far as that is known."""
     if depth == 0:
         return value
     if type(value) in (list, tuple):
@@ -198,7 +198,7 @@ class Array:
         return self.data.nbytes // int(self.code[-1])
 
     def numbers(self) -> Any:
-        """As a list, nested as its shape is; None if there are too many."""
+        """Return a list, nested as its shape is; None if there are too many."""
         if self.count > ELEMENTS:
             return None
         flat = self.flat()
@@ -216,7 +216,7 @@ class Array:
 
 
 def array_of(value: Any) -> Array | None:
-    """The array of numbers that a stand-in was; None if it was none, or lies in memory in another order."""
+    """Return the array of numbers that a stand-in was; None if it was none, or is in another order."""
     if not isinstance(value, Inert) or value.kind not in _ARRAY_OF:
         return None
     try:
@@ -236,7 +236,7 @@ def array_of(value: Any) -> Array | None:
 
 
 def _code(dtype: Any) -> str:
-    """`<f8` of a data type of numbers."""
+    """Return `<f8` of a data type of numbers."""
     code = str(dtype.args[0])
     if not isinstance(dtype, Inert) or dtype.kind != "numpy.dtype" or not _NUMBERS.match(code):
         raise ValueError(code)

@@ -2,7 +2,7 @@
 
 What is written is a plain pickle of protocol 5 that `pickle.load` reads. The pickler gives a
 large payload (an array's memory, bytes, bytearray) to its file as the very object, outside of
-all frames; from here it goes on in slices, as it lies in memory, or is set aside (contents.py).
+all frames; from here it is written in slices, as it is in memory, or is set aside (contents.py).
 On the way back the unpickler has it read into its final place. cloudpickle does the pickling
 (code.py), so that functions and classes of `__main__` work; it is loaded with the first live value.
 
@@ -42,7 +42,7 @@ _MANY: Final = 1 << 20
 
 # Any, here and below: whatever the user put into the channel.
 def dump(value: Any, sink: Sink, root: str = "value", aside: Aside | None = None) -> None:
-    """Writes the pickle of a value; NotStorable with the path from `root` to what has none.
+    """Write the pickle of a value; NotStorable with the path from `root` to what has none.
 
     What `aside` takes of its large payloads is left out: the reader has to put it back in that place.
     """
@@ -50,26 +50,26 @@ def dump(value: Any, sink: Sink, root: str = "value", aside: Aside | None = None
 
 
 def load(source: Source) -> Any:
-    """The value of a pickle, which has to fill the source. The bytes must be trusted already."""
+    """Return the value of a pickle, which has to fill the source. The bytes must be trusted already."""
     with reading(source) as file, collector_at_rest(source.size > _MANY):
         return _unpickled(Unpickler(file).load)
 
 
 def live_bytes(value: Any, root: str = "value") -> bytes:
-    """The pickle of a value in one piece: for small ones."""
+    """Return the pickle of a value in one piece: for small ones."""
     out = io.BytesIO()
     dump(value, out, root)
     return out.getvalue()
 
 
 def load_live(data: bytes, python: str = "") -> Any:
-    """The value of `live_bytes`, stored by `python` if that is known. The bytes must be trusted already."""
+    """Return the value of `live_bytes`, stored by `python` if known. The bytes must be trusted already."""
     with written_by(python):
         return _unpickled(Unpickler(io.BytesIO(data)).load)
 
 
 def live_digest(value: Any, root: str = "value") -> bytes:
-    """Sixteen bytes that differ when the value does; its big buffers are read where they lie.
+    """Return sixteen bytes that differ when the value does; its big buffers are read in their place.
 
     A digest of the pickle: it can also differ when only the wiring has changed (which equal
     objects are one), never the other way round.
@@ -86,7 +86,7 @@ def live_digest(value: Any, root: str = "value") -> bytes:
 
 
 class Once(NamedTuple):
-    """What one pass of pickling has made."""
+    """The result of one pass of pickling."""
 
     digest: bytes
     size: int
@@ -94,14 +94,14 @@ class Once(NamedTuple):
     pickler: pickle.Pickler
 
     def memo(self) -> Memo:
-        """What the pickle keeps as one. It can be taken once, and is all that holds it then."""
+        """Return what the pickle keeps as one. It can be taken once, and is all that holds it then."""
         memo = _memo_of(self.pickler)
         self.pickler.clear_memo()
         return memo
 
 
 def pickle_once(value: Any, limit: int, root: str = "value", *, stop: bool = False) -> Once:
-    """The pickle of a value, if it has no more than `limit` bytes, and its digest in any case. With `stop` a
+    """Pickle a value: keep its digest, and the pickle if it has no more than `limit` bytes. With `stop` a
     larger one is TooLong, and the rest of it is not looked at."""
     out = KeptStream(limit, stop=stop)
     pickler = _pickle(value, out, None, root)
@@ -109,7 +109,7 @@ def pickle_once(value: Any, limit: int, root: str = "value", *, stop: bool = Fal
 
 
 def pickled_with(kind: type[Any], value: Any, root: str) -> Memo:
-    """What a pickler of that kind has met, kept alive."""
+    """Return what a pickler of that kind has met, kept alive."""
     return _memo_of(_pickle(value, Out(), lambda _: None, root, kind))
 
 
@@ -119,7 +119,7 @@ def _memo_of(pickler: Any) -> Memo:
 
 
 def check_picklable(value: Any, root: str) -> None:
-    """NotStorable with the path to what cannot be pickled. Big buffers are not touched."""
+    """Raise NotStorable with the path to what cannot be pickled. Big buffers are not touched."""
     _pickle(value, Out(), lambda _: None, root)
 
 
@@ -159,13 +159,13 @@ def _not_storable(value: Any, root: str, error: Exception) -> NotStorable:
 
 
 class Aside(Protocol):
-    """Where large payloads may go instead of the pickle."""
+    """The place where large payloads may go instead of the pickle."""
 
     def take(self, payload: memoryview, at: int, /) -> bool: ...  # `at`: its place in what is written
 
 
 class _Through(Out):
-    """All of it goes to the sink, uncopied; or, of the large payloads, aside."""
+    """A file that passes all to the sink, uncopied; or, of the large payloads, aside."""
 
     def __init__(self, sink: Sink, aside: Aside | None) -> None:
         self._sink = sink
@@ -187,7 +187,7 @@ class _Through(Out):
 
 
 def _is_frame(data: bytes) -> bool:
-    """Whether these are small things that the pickler has collected. A payload that looks like them is
+    """Return whether these are small things that the pickler has collected. A payload that looks like them is
     only kept where it is."""
     start = 2 if data[:1] == b"\x80" else 0
     size = len(data) - start - 9 - int.from_bytes(data[start + 1 : start + 9], "little")
@@ -199,7 +199,7 @@ def _is_frame(data: bytes) -> bool:
 
 @contextmanager
 def reading(source: Source) -> Iterator[io.BufferedIOBase]:
-    """A source as a file that a pickle has to fill."""
+    """Yield a source as a file that a pickle has to fill."""
     file = io.BufferedReader(_Raw(source), _READ)
     yield file
     if file.read(1):
@@ -221,7 +221,7 @@ def _unpickled(load_it: Callable[[], Any]) -> Any:
 
 @contextmanager
 def collector_at_rest(large: bool = True) -> Iterator[None]:
-    """Where objects are made by the million, and no garbage, the collector takes half the time."""
+    """Stop the collector where objects are made by the million, and no garbage: it takes half the time."""
     rest = large and gc.isenabled()
     if rest:
         gc.disable()
@@ -255,7 +255,7 @@ Part = tuple[str, Any]
 
 
 def find_unpicklable(value: Any, root: str) -> tuple[str, type]:
-    """The path from `root` to the innermost object that fails, and its type.
+    """Return the path from `root` to the innermost object that fails, and its type.
 
     Called when a pickle has failed, so it may take its time. From the value down, the parts of each object
     are tried, halving a list of them until one is left; what was passed on the way counts as good, so that a
@@ -343,7 +343,7 @@ def _parts_of_function(function: FunctionType) -> Iterator[Part]:
 
 
 def _parts_of_state(value: Any) -> Iterator[Part]:
-    """What its own reduction names: attributes, constructor arguments, items."""
+    """Yield what its own reduction names: attributes, constructor arguments, items."""
     try:
         reduced: str | tuple[Any, ...] = value.__reduce_ex__(5)
     except Exception:  # noqa: BLE001  # part of a save: it refuses by itself, so it is the culprit

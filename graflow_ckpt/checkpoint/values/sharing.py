@@ -7,7 +7,7 @@ The memo of a pickler is what it keeps as one, so that it says what a pickle of 
 one. Two values share if a walk of each, at one moment, meets the same mutable object. A walk is a
 pickle to nowhere: arrays and tensors are leaves, classes are left out, a function is what it holds.
 
-    lasting   ids that still mean the same object later: a hint, for whoever compares at two moments
+    lasting   ids that still mean the same object later: a hint, for a caller that compares at two moments
     reach     a walk: objects by id, all of them alive
     shares    the answer, from two walks
 
@@ -43,7 +43,7 @@ _FIXED: Final = frozenset(
         *(PosixPath, WindowsPath, PurePosixPath, PureWindowsPath),
     }
 )
-"""Types whose instances nobody can change. What they hold has ids of its own."""
+"""Types whose instances cannot be changed. What they hold has ids of its own."""
 
 _MUTABLE: Final = frozenset({list, dict, set, bytearray})
 _UNHELD: Final = max(map(getrefcount, [object()]))
@@ -51,9 +51,9 @@ _UNHELD: Final = max(map(getrefcount, [object()]))
 
 
 def lasting(memo: Memo) -> set[int]:
-    """Ids of what may be shared, without what was made for the pickle alone; empties the memo.
+    """Return ids of what may be shared, without what was made for the pickle alone; empty the memo.
 
-    An id without its object can come to mean another one: what is found by it is a suspicion.
+    An id without its object can later mean another one: what is found by it is a suspicion.
     """
     objects = [found for _, found in memo.values() if type(found) not in _FIXED]
     memo.clear()  # else it holds what nothing else does
@@ -66,17 +66,17 @@ def lasting(memo: Memo) -> set[int]:
 
 
 def reach(roots: Sequence[Any], name: str) -> Memo:
-    """All that the values hold, as of now; NotStorable if they cannot be pickled."""
+    """Return all that the values hold, as of now; NotStorable if they cannot be pickled."""
     return pickled_with(_walker(), list(roots), name)
 
 
 def shares(one: Memo, other: Memo) -> bool:
-    """Whether two walks, both still there, have met a mutable object."""
+    """Return whether two walks, both still there, have met a mutable object."""
     return any(not is_reference(one[number][1]) for number in one.keys() & other.keys())
 
 
 def bundles(values: Mapping[str, Sequence[Any]]) -> list[list[str]]:
-    """The names of values that share, together; each of the others alone."""
+    """Return the names of values that share, together; each of the others alone."""
     if len(values) < 2:
         return [[name] for name in values]
     found: list[tuple[list[str], Memo]] = []
@@ -102,7 +102,7 @@ def copied(plain: Mapping[str, Any], live: Mapping[str, Any]) -> list[tuple[str,
 
 
 def is_reference(value: Any) -> bool:
-    """Whether each pickle of it comes back as the same object, or nobody could see that it does not."""
+    """Return whether each pickle of it comes back as the same object, or no code could see a difference."""
     kind = type(value)
     if kind in _MUTABLE or _is_tensor(value):
         return False

@@ -2,14 +2,14 @@
 
     cached+s3://bucket/runs        the Redis of GRAFLOW_CKPT_CACHE_URL, else of GRAFLOW_CKPT_REDIS_URL
 
-What is cached are the parts of a checkpoint that somebody has read, each with a digest of its own and one of
+What is cached are the parts of a checkpoint that a process has read, each with a digest of its own and one of
 the meta that it was read under. The meta itself never is: each `open` asks the store for it, so a
-checkpoint that was deleted or written anew is seen at once.
+checkpoint that was deleted or written again is seen at once.
 
-Promise: the cache is never the authority. Nothing is written that the store has not, a part whose digest does
+Promise: the cache is never the authority. Nothing is written that the store has not. A part whose digest does
 not fit is read from the store, and a cache that is away is as good as none. What is in it expires.
 What is to be encrypted is so before it comes here: the cache has what the store has.
-Not here: trust; whoever reads verifies the seal, cached or not.
+Not here: trust; the reader verifies the seal, cached or not.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Cached(Wrapper):
         self._asked(lambda client, key: client.delete(key), inner)
 
     def _asked(self, call: Callable[[Any, str], Any], inner: str) -> Any:
-        """Whatever goes wrong with the cache: it is as good as none, for some seconds."""
+        """Call the cache. Any failure makes it as good as none, for some seconds."""
         if not self._breaker.allows():
             return None
         name = hashlib.blake2b(f"{self.inner.url}\0{base_of(inner)}".encode(), digest_size=16).hexdigest()

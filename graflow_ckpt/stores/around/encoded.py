@@ -7,7 +7,7 @@
 
 Promise: around a store that encrypts nothing is saved in the clear, and what is not encrypted is refused
 there by name. What is read says itself how it is encoded: with the keys, it is read by the address without
-the word, too. In which order the words stand makes no difference: what is compressed and encrypted is
+the word, too. The order of the words makes no difference: what is compressed and encrypted is
 compressed first. Not here: an older trio that was put back (history.py looks at epochs and sequences), and
 keys that were lost.
 """
@@ -48,7 +48,7 @@ class Compressed(Encoded):
 
 
 class Encrypted(Encoded):
-    """Whoever can read the place reads neither values nor metadata. `fernet`: keys of that kind, before those
+    """A reader of the place reads neither values nor metadata. `fernet`: keys of that kind, before those
     of the ring. What is given comes before the keys of the environment."""
 
     word, kind = "encrypted", AEAD
@@ -69,7 +69,7 @@ class Encrypted(Encoded):
 
 
 class EncryptedCheckpointStore(Encrypted):
-    """A database of one file, encrypted with a key of `Fernet.generate_key()`, for those who have one."""
+    """A database of one file, encrypted with a key of `Fernet.generate_key()`."""
 
     def __init__(self, db_path: str | os.PathLike[str], encryption_key: str | bytes) -> None:
         if not encryption_key:

@@ -6,8 +6,8 @@
     part     frames of 64 KiB at most; content: 32 bytes that its key follows from, then frames
 
 Promise: what comes out is what went in, a frame at a time. Digests and seals are those of the stored bytes,
-so nothing is decoded that has not been verified; and no frame takes more memory than a frame may. How large a
-part was stands in the sealed meta.
+so nothing is decoded that has not been verified; and no frame takes more memory than a frame may. The size
+of a part is in the sealed meta.
 
 `zstd`: a frame is packed where that pays. What is random, or packed already, stays as it is.
 
@@ -15,7 +15,7 @@ part was stands in the sealed meta.
 its number. Of the meta only OPEN stays readable: what stores and retention look for. All else is one field,
 `private`, encrypted under a key of the ring, with the key of the trio in it; so a new key rewrites metas and
 no values. The key of a content follows from its bytes and a secret that all checkpoints under one key of the
-ring have: equal contents are still equal bytes, for those alone who have that secret. Records of a journal
+ring have: equal contents are still equal bytes, only for holders of that secret. Records of a journal
 are each encrypted before they are sealed, with their sequence in the open.
 
 Not here: where keys come from (keys.py), which store encodes (encoded.py).
@@ -59,7 +59,7 @@ OPEN: Final = frozenset({
     "created_at", "parent", "origin", "run", "rewinds", "stage", "synced", "library", "needs", "encoding",
     "parts", "contents", "key_id", "seal",
 })  # fmt: skip
-"""Fields of an encrypted meta that anybody can read. A new field is private until it is put here."""
+"""Fields of an encrypted meta that every reader can read. A new field is private until it is put here."""
 
 FRAME: Final = 64 << 10  # larger ones leave the cache
 _HEAD: Final = struct.Struct("<IIB")
@@ -80,7 +80,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """What is done to one trio. `secret` is the ring's, under `key_id`; `key` is the trio's own, `shared`
+    """The encoding of one trio. `secret` is the ring's, under `key_id`; `key` is the trio's own, `shared`
     that of its contents."""
 
     kinds: tuple[str, ...]
@@ -90,7 +90,7 @@ class Encoding:
     shared: bytes = field(default=b"", repr=False)
 
     def write(self, sink: Sink, part: str, writer: PartWriter) -> int:
-        """Write a part; how large it was."""
+        """Write a part; return how large it was."""
         encoding = EncodingSink(sink, self.kinds, self._derived(self.key, part))
         writer(encoding)
         encoding.finish()
@@ -118,14 +118,14 @@ class Encoding:
         return DecodingSource(source, self.kinds, key, size, f"content {name}", path)
 
     def under(self, keyring: Keyring) -> Encoding:
-        """The same trio under the key that encrypts now."""
+        """Return the same trio under the key that encrypts now."""
         if AEAD not in self.kinds:
             return self
         key_id, secret = keyring.encrypting
         return replace(self, key_id=key_id, secret=secret)
 
     def concealed(self, document: Document) -> Document:
-        """A meta as it is sealed and stored."""
+        """Return a meta as it is sealed and stored."""
         others = [need for need in document.get("needs", ()) if need not in KINDS]
         names = [f"{kind}:{self.key_id}" if kind == AEAD else kind for kind in self.kinds]
         found = {**document, "encoding": names, "needs": [*others, *self.kinds]}
@@ -143,7 +143,7 @@ class Encoding:
 
 
 def encoding_of(store: Readable, keyring: Keyring) -> Encoding | None:
-    """What a store wants for a new trio; None: nothing."""
+    """Return the encoding that a store wants for a new trio; None: none."""
     if AEAD not in store.encoding:
         return Encoding(store.encoding) if store.encoding else None
     key_id, secret = keyring.around(store).encrypting
@@ -152,7 +152,7 @@ def encoding_of(store: Readable, keyring: Keyring) -> Encoding | None:
 
 
 def key_in(meta: Document) -> str:
-    """The id of the key that a meta says it is encrypted with; "": with none."""
+    """Return the id of the key that a meta says it is encrypted with; "": with none."""
     said = meta.get("encoding")
     names = [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
     return next((name.partition(":")[2] for name in names if name.startswith(f"{AEAD}:")), "")
@@ -177,7 +177,7 @@ class Metas:
             _ = self.keyring
 
     def shown(self, path: str, meta: Document) -> Document | None:
-        """Return what a meta says that nobody has verified; None, if it cannot be opened. Raises as
+        """Return what a meta says, not verified; None, if it cannot be opened. Raises as
         `ready`."""
         self.ready(meta)
         with suppress(CheckpointError):
@@ -272,7 +272,7 @@ class EncodingSink:
 
 
 def _packed(pack: Callable[[bytes], bytes], data: bytes) -> tuple[int, Buffer]:
-    """How a frame is kept, and as what. Whether it pays is tried with its beginning."""
+    """Return how a frame is kept, and as what. Whether packing pays is tried with its beginning."""
     if len(data) > _SMALL and (len(data) <= _PROBE or len(pack(data[:_PROBE])) < _WORTH * _PROBE):
         found = pack(data)
         if len(found) < _WORTH * len(data):
@@ -281,7 +281,7 @@ def _packed(pack: Callable[[bytes], bytes], data: bytes) -> tuple[int, Buffer]:
 
 
 class DecodingSource(OpenedSource):
-    """A part as it was given. A frame is handed out when it is whole."""
+    """A part as it was given. A frame is returned when it is whole."""
 
     cannot = "cannot be decoded"
 
@@ -317,7 +317,7 @@ class DecodingSource(OpenedSource):
 
 
 def unpacked(kept: Buffer, size: int) -> bytearray:
-    """Into room for `size` bytes: more is never made. Raises ValueError, if it is not so much."""
+    """Unpack into room for `size` bytes: more is never made. Raise ValueError, if it is not so much."""
     block, count = bytearray(size), 0
     zstd = zstandard()
     try:
@@ -336,7 +336,7 @@ def unpacked(kept: Buffer, size: int) -> bytearray:
 
 
 class _Pieces:
-    """A sink whose pieces are taken out as they come."""
+    """A sink whose pieces are read as they come."""
 
     def __init__(self) -> None:
         self._pieces: list[Buffer] = []
@@ -354,7 +354,7 @@ class _Pieces:
 
 
 class Records:
-    """Encrypts the records of one segment, or opens them. `salt` makes its key its own."""
+    """A cipher for the records of one segment. `salt` makes its key its own."""
 
     def __init__(self, secret: bytes, place: bytes, salt: bytes) -> None:
         purpose = "graflow_ckpt 2026 encryption of journals"
@@ -365,7 +365,7 @@ class Records:
         return nonce + bytes(self._cipher.encrypt(nonce, payload, sequence))
 
     def opened(self, sequence: bytes, box: bytes) -> bytes:
-        """Raises ValueError, if that was not sealed there."""
+        """Return what was sealed there, or raise ValueError."""
         return _decrypted(self._cipher, box[:12], box[12:], sequence)
 
 
@@ -373,7 +373,7 @@ class Records:
 
 
 def derived(key: bytes, *purpose: str | bytes) -> bytes:
-    """A key for one purpose. Each word is preceded by its length: no two lists of words are alike."""
+    """Return a key for one purpose. Each word is preceded by its length: no two lists of words are alike."""
     words = (word.encode("utf-8", "surrogatepass") if isinstance(word, str) else word for word in purpose)
     return blake3(b"".join(struct.pack("<I", len(word)) + word for word in words), key=key).digest()
 
@@ -383,7 +383,7 @@ def _meta_key(secret: bytes) -> bytes:
 
 
 def _sealed(key: bytes, data: bytes, place: bytes) -> bytes:
-    """Something small, bound to its place. The key may seal any number of them."""
+    """Encrypt something small, bound to its place. The key may seal any number of them."""
     salt = os.urandom(_SALT)
     return salt + bytes(aead().AESGCM(derived(key, salt)).encrypt(_ZERO, data, place))
 
@@ -402,7 +402,7 @@ def _decrypted(cipher: Any, nonce: bytes, data: Buffer, place: bytes) -> bytes: 
 
 
 def aead() -> ModuleType:
-    """The module that encrypts; not everybody has it."""
+    """Return the module that encrypts; it is an optional dependency."""
     try:
         from cryptography.hazmat.primitives.ciphers import aead
     except ModuleNotFoundError as missing:
@@ -411,7 +411,7 @@ def aead() -> ModuleType:
 
 
 def zstandard() -> ModuleType:
-    """The module that packs; not everybody has it."""
+    """Return the module that packs; it is an optional dependency."""
     try:
         import zstandard
     except ModuleNotFoundError as missing:

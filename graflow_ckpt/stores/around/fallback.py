@@ -5,29 +5,29 @@
 
     the store is there     saves go to it; what waits goes first, in the order of epochs and sequences
     it is away             saves go to the folder: `accepted`; what is asked of the store fails at once
-    it is back             the next save, release or owner of the session hands over what waits
+    it is back             the next save, release or owner of the session sends what waits
 
 Promise: a save that was confirmed is in the store or in the folder, also if the process is killed between
-the two. Who has lost the session meanwhile is fenced by the store. What waits is then the next owner's here,
-who sets it aside, with a line in the log, if anything was written under a higher epoch than its own.
-A session begins and goes on only while the store is there: nobody else knows its history.
+the two. An owner that lost the session meanwhile is fenced by the store. What waits is then the next owner's,
+which sets it aside, with a line in the log, if anything was written under a higher epoch than its own.
+A session begins and continues only while the store is there: only the store knows its history.
 A journal does not fall back: an append that fails stops the session, as without this wrapper.
 What is to be encrypted is so before it comes here: the folder has what the store would have.
 Not here: what is waited for before (retrying.py: fallback+retry+…).
 
 The folder of a fallback: checkpoints that wait until their store is back.
 
-    FOLDER/{digest of the store's address}/store       that address, for people
+    FOLDER/{digest of the store's address}/store       that address, for operators
     …/owned      saved by the owner of a session
     …/free       saved without a lease
-    …/refused    what could not be handed over, for somebody has gone on meanwhile; kept as evidence
+    …/refused    what could not be sent, since a later owner has continued; kept as evidence
 
-Promise: each is a whole trio in a local folder, on the disk when its save returns, and is taken away only
+Promise: each is a whole trio in a local folder, on the disk when its save returns, and is deleted only
 after the store has confirmed it, so that a process that is killed between the two leaves it there.
 
 The lease of a session whose store may be away for a while.
-Promise: the epoch is the store's. While that is away nobody can say whether the session is ours still, so
-saves are kept under it in the folder, and checked by the store when they are handed over.
+Promise: the epoch is the store's. While that is away it is unknown whether the session is still ours, so
+saves are kept under it in the folder, and checked by the store when they are sent.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Waiting:
         return os.path.basename(self.path)
 
     def parts(self) -> list[tuple[str, PartWriter]]:
-        """As they are put elsewhere, byte by byte."""
+        """Return the writers that copy it elsewhere, byte by byte."""
 
         def copy(part: str) -> PartWriter:
             def write(sink: Sink) -> None:
@@ -114,7 +114,7 @@ class Waiting:
 
 
 class Folder:
-    """What waits for one store."""
+    """The checkpoints that wait for one store."""
 
     def __init__(self, root: str, url: str) -> None:
         name = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
@@ -133,17 +133,17 @@ class Folder:
                 file.write(f"{self._url}\n")
 
     def alone(self) -> AbstractContextManager[bool]:
-        """While what has no owner is put here or handed over: several processes may do it."""
+        """Lock what has no owner while it is put here or sent: several processes may do it."""
         self.settle()
         return held(str(self.where / ".lock"))
 
     def waiting(self, session: str | None = None) -> list[Waiting]:
-        """The newest of a session first."""
+        """Return what waits, the newest of a session first."""
         found = [e for e in (*entries(self.owned), *entries(self.free)) if session in (None, e.session)]
         return sorted(found, key=lambda entry: (entry.epoch, entry.sequence), reverse=True)
 
     def holder(self, base: str) -> LocalStore | None:
-        """Where a checkpoint of that name waits; None if none does."""
+        """Return the store in which a checkpoint of that name waits; None if none does."""
         for store in (self.owned, self.free):
             if Path(store.folder).is_dir():
                 try:
@@ -154,7 +154,7 @@ class Folder:
         return None
 
     def set_aside(self, entry: Waiting) -> None:
-        """It is not handed over, and nothing of it is lost: it may be damaged, so its files are moved."""
+        """Move the files of an entry to `refused`: it is not sent, nor lost; it may be damaged."""
         target = Path(self.refused.folder)
         target.mkdir(mode=0o700, exist_ok=True)
         base = entry.path.removesuffix(".pkl")
@@ -165,7 +165,7 @@ class Folder:
 
 
 def entries(store: LocalStore) -> Iterator[Waiting]:
-    """The checkpoints of one of the three. What cannot be read has no epoch, and is the oldest."""
+    """Yield the checkpoints of one of the three. What cannot be read has no epoch, and is the oldest."""
     if not Path(store.folder).is_dir():
         return
     for path, raw in store.list():
@@ -178,14 +178,14 @@ def entries(store: LocalStore) -> Iterator[Waiting]:
 
 
 def highest_epoch(store: CheckpointStore, session: str, without: int) -> int:
-    """Under which others have written something of a session; 0: nobody has."""
+    """Return the highest epoch under which another owner has written to a session; 0: none has."""
     found = [facts_in(raw).get("epoch") for _, raw in store.list(session)]
     found += [epoch for epoch, _, raw in store.segments(session) if raw]
     return max((epoch for epoch in found if type(epoch) is int and epoch != without), default=0)
 
 
 def default_root() -> str:
-    """Beside the key: it has to outlive the process."""
+    """Return the folder beside the key: it has to outlive the process."""
     if named := os.environ.get(VARIABLE, "").strip():
         return named
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
@@ -201,14 +201,14 @@ class FallbackLease:
         self.taken_from = remote.taken_from
         self.remote = remote
         self.store = store
-        self.has_put_aside = False  # since it was last handed over
+        self.has_put_aside = False  # since it was last sent
         self._mutex = threading.Lock()
         self._local: Lease | None = None
         self._released = False
         self._process = os.getpid()
 
     def check(self) -> None:
-        """While the store is away nobody can be asked; what waits is checked when it is handed over."""
+        """Check with the store; while that is away, what waits is checked when it is sent."""
         self.not_released()
         try:
             self.store.asked(self.remote.check)
@@ -221,7 +221,7 @@ class FallbackLease:
             raise released(self.session, self.epoch)
 
     def local(self) -> Lease:
-        """That of the folder: one process keeps and hands over what is saved of a session."""
+        """Return the folder's lease: one process keeps and sends what is saved of a session."""
         with self._mutex:
             if self._local is None:
                 self._local = self.store.waits.owned.acquire(self.session)
@@ -243,7 +243,7 @@ class FallbackLease:
         self.let_go()
 
     def let_go(self) -> None:
-        """Without a look at what waits."""
+        """Release without a look at what waits."""
         self._released = True
         self.remote.release()
         if self._local is not None:
@@ -286,7 +286,7 @@ class Fallback(Wrapper):
         self.asked(self.inner.probe)
 
     def acquire(self, session: str, *, take_over: bool = False) -> FallbackLease:
-        """Also takes over what waits of the session: its former owner may have been killed."""
+        """Acquire, and also take over what waits of the session: its former owner may have been killed."""
         lease = FallbackLease(self, self.asked(lambda: self.inner.acquire(session, take_over=take_over)))
         try:
             self._take_in(lease)
@@ -312,7 +312,7 @@ class Fallback(Wrapper):
 
     @property
     def drops_along(self) -> bool:
-        return False  # what is put aside is not to take anything away from the store
+        return False  # what is put aside must delete nothing in the store
 
     def put(
         self,
@@ -353,10 +353,10 @@ class Fallback(Wrapper):
         return self._here_or_there(path, lambda store, found: store.unsafe(found))
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
-        """What waits, and what the store has; while that is away it cannot be listed."""
+        """Yield what waits, and what the store has; while that is away it cannot be listed."""
         inner = None if pattern is None else self._inner(pattern)
         wanted = None if inner is None else base_of(inner.rpartition("/")[2])
-        waiting = {  # first: what is handed over meanwhile is in both then, and else would be in neither
+        waiting = {  # first: what is sent meanwhile is in both then, and else would be in neither
             self._outer(f"{self.inner.folder}/{entry.base}"): entry.raw
             for entry in self.waits.waiting(session)
             if wanted is None or fnmatchcase(base_of(entry.base), wanted)
@@ -392,10 +392,10 @@ class Fallback(Wrapper):
             return sum(self.delete(path) for path in wanted)
         return self.asked(lambda: super(Fallback, self).delete_many(wanted))
 
-    # --- handing over ------------------------------------------------------------------
+    # --- sending what waits ------------------------------------------------------------
 
     def hand_over_of(self, mine: FallbackLease | None) -> None:
-        """What was saved under that lease; None: what was saved without one."""
+        """Send what was saved under that lease; None: what was saved without one."""
         if mine is None:
             if any(entries(self.waits.free)):
                 with self._mutex, self.waits.alone():
@@ -407,13 +407,13 @@ class Fallback(Wrapper):
                 mine.has_put_aside = False
 
     def hand_over_now(self, mine: FallbackLease) -> None:
-        """The same, for the last time: it is tried whatever happened before."""
+        """Do the same for the last time: it is tried whatever happened before."""
         if mine.has_put_aside:
             self._breaker.ask()
             self.hand_over_of(mine)
 
     def hand_over_all(self) -> int:
-        """What waits of sessions that nobody runs; how many wait still."""
+        """Send what waits of sessions that no process runs; return how many wait still."""
         self.hand_over_of(None)
         for session in sorted({entry.session for entry in entries(self.waits.owned)}):
             try:
@@ -423,7 +423,7 @@ class Fallback(Wrapper):
         return len(self.waits.waiting())
 
     def _what_it_takes(self, hand_over: Callable[[], None]) -> None:
-        """What the store does not take, being too large for it, keeps neither the next save nor an owner."""
+        """Run it; what the store does not take, being too large, stops neither the next save nor an owner."""
         try:
             hand_over()
         except (CheckpointError, ServerError) as error:
@@ -432,7 +432,7 @@ class Fallback(Wrapper):
             log.warning("what waits in %s stays there: %s", self.waits.where, error)
 
     def _take_in(self, lease: FallbackLease) -> None:
-        """What a former owner has left; nothing, if somebody has written since."""
+        """Send what a former owner has left; nothing, if another owner has written since."""
         own = [entry for entry in entries(self.waits.owned) if entry.session == lease.session]
         if not own:
             return
@@ -460,7 +460,7 @@ class Fallback(Wrapper):
             except CheckpointCorrupt as error:
                 self._refuse(entry, str(error))
                 continue
-            entry.store.delete(entry.path)  # not before: after a kill in between it is handed over once more
+            entry.store.delete(entry.path)  # not before: after a kill in between it is sent once more
             log.info("checkpoint %s was handed over to %s", entry.base, masked(self.inner.url))
 
     def _put(self, entry: Waiting, lease: Lease | None) -> None:
@@ -482,7 +482,7 @@ class Fallback(Wrapper):
     # --- within ------------------------------------------------------------------------
 
     def asked(self, call: Callable[[], T], own_fault: Callable[[], bool] = lambda: False) -> T:
-        """A call of the store; while that is away, an error at once."""
+        """Call the store; while that is away, raise an error at once."""
         if not self._breaker.allows():
             raise self._breaker.away(masked(self.inner.url))
         began = self._breaker.clock()
@@ -510,7 +510,7 @@ class Fallback(Wrapper):
         stage: str,
         error: BaseException,
     ) -> None:
-        """Into the folder; the writers write once more."""
+        """Save into the folder; the writers write once more."""
         self._aside = True
         self.waits.settle()
         place, lease = self.waits.free, None
@@ -527,13 +527,13 @@ class Fallback(Wrapper):
         return lease
 
     def _name(self, inner: str) -> str | None:
-        """The last piece of a path, if that is all there is to it."""
+        """Return the last piece of a path, if the rest is the store's folder or empty."""
         taken = self.inner.takes(inner) or inner
         folder, _, name = taken.rpartition("/")
         return name if name and folder in ("", self.inner.folder) else None
 
     def _here_or_there(self, path: str, look: Callable[[CheckpointStore, str], T]) -> T:
-        """In the folder, if it waits there and is not handed over in this moment; else in the store."""
+        """Look in the folder, if it waits there and is not sent in this moment; else in the store."""
         inner = self._inner(path)
         if (found := self._waiting_at(inner)) is not None:
             try:

@@ -72,15 +72,15 @@ class Keyring:
 
     @property
     def opening(self) -> Mapping[str, bytes]:
-        """All that can open something, by ids."""
+        """All secrets that can open something, by ids."""
         return self._opening
 
     def opener(self, key_id: str) -> bytes | None:
-        """The secret that opens what was encrypted under that id."""
+        """Return the secret that opens what was encrypted under that id."""
         return self._opening.get(key_id)
 
     def around(self, store: Readable) -> Keyring:
-        """With the keys that a program has given to the store: they encrypt there."""
+        """Return a ring with the keys that a program has given to the store: they encrypt there."""
         return Keyring(self._secrets, {**store.keys, **self._opening}) if store.keys else self
 
     def __repr__(self) -> str:
@@ -88,13 +88,13 @@ class Keyring:
 
     @classmethod
     def for_store(cls, store: Readable, env: Mapping[str, str] = os.environ) -> Keyring:
-        """The keys for what is kept in a store: never this machine's alone if others can write there."""
+        """Return the keys for what a store keeps: never this machine's alone if others can write there."""
         return cls.load(env, local=not store.shared).around(store)
 
     @classmethod
     def reading(cls, *, shared: bool, env: Mapping[str, str] = os.environ) -> Self:
-        """The keys for what is only read, to be sealed anew elsewhere. Unless others can write there also
-        the local one, with which it was sealed before a key was named."""
+        """Return the keys for what is only read, to be sealed again elsewhere. Unless others can write there,
+        also the local one, with which it was sealed before a key was named."""
         found = cls.load(env, local=not shared)
         if shared or uses_local_key(env) or not os.path.exists(local_key_path(env)):
             return found
@@ -103,7 +103,7 @@ class Keyring:
 
     @classmethod
     def load(cls, env: Mapping[str, str] = os.environ, *, local: bool = True) -> Self:
-        """The keys of this environment; with `local=False` (shared stores) never the local one."""
+        """Return the keys of this environment; with `local=False` (shared stores) never the local one."""
         text = env.get(FERNET_VARIABLE, "").strip()
         fernet = fernet_keys(text) if text else {}
         if text := env.get(_VARIABLE, "").strip():
@@ -124,18 +124,18 @@ class Keyring:
 
 
 def new_key() -> str:
-    """A new key as it is written. Its id is a digest of it, so that one id never means two keys."""
+    """Return a new key as it is written. Its id is a digest of it: one id never means two keys."""
     secret = os.urandom(SIZE)
     return f"{blake3(secret, derive_key_context='graflow_ckpt 2025 key id').hexdigest(6)}:{secret.hex()}"
 
 
 def uses_local_key(env: Mapping[str, str] = os.environ) -> bool:
-    """Does the environment name no key?"""
+    """Return whether the environment names no key."""
     return not (env.get(_VARIABLE, "").strip() or env.get(_FILE_VARIABLE, "").strip())
 
 
 def key_file(env: Mapping[str, str] = os.environ) -> Path | None:
-    """The file that the keys of this environment are in; None: they are in the environment itself."""
+    """Return the file of the keys of this environment; None: they are in the environment itself."""
     if env.get(_VARIABLE, "").strip():
         return None
     named = env.get(_FILE_VARIABLE, "").strip()
@@ -143,10 +143,10 @@ def key_file(env: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def put_first(path: Path) -> str:
-    """A new key before those of a file; its id. The others go on verifying what they have sealed."""
-    path = Path(os.path.realpath(path))  # a link goes on leading there
+    """Put a new key before those of a file; return its id. The others still verify what they have sealed."""
+    path = Path(os.path.realpath(path))  # a link keeps leading there
     try:
-        with held(f"{path}.lock"):  # of two who do this at once neither loses a key
+        with held(f"{path}.lock"):  # two processes at the same time lose no key
             mode = stat.S_IMODE(path.stat().st_mode)
             text = _read(path, 0o022)
             _parse(text, str(path))
@@ -164,7 +164,7 @@ def put_first(path: Path) -> str:
 
 
 def local_key_path(env: Mapping[str, str] = os.environ) -> Path:
-    """Where the local key of the user is, or will be."""
+    """Return where the local key of the user is, or will be."""
     state = Path(env.get("XDG_STATE_HOME", ""))
     if not state.is_absolute():  # not set, or to be ignored, says the XDG specification
         state = Path(env.get("HOME") or Path.home()) / ".local" / "state"
@@ -175,7 +175,7 @@ def local_key_path(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def fernet_keys(text: str, origin: str = FERNET_VARIABLE) -> dict[str, bytes]:
-    """Keys as `Fernet.generate_key()` writes them, by ids that are digests of them."""
+    """Return keys as `Fernet.generate_key()` writes them, by ids that are digests of them."""
     keys: dict[str, bytes] = {}
     for number, word in enumerate(re.split(r"[\s,]+", text.strip()), 1):
         try:
@@ -253,7 +253,7 @@ def _check_owner(path: Path, found: os.stat_result, forbidden: int) -> None:
 
 
 def _make(path: Path) -> None:
-    """Makes the local key, unless somebody else has by now."""
+    """Make the local key, unless another process has by now."""
     try:
         _make_folders(path.parent)
         draft = _drafted(path, new_key() + "\n", 0o600)
@@ -261,7 +261,7 @@ def _make(path: Path) -> None:
             _publish(draft, path)
         finally:
             os.unlink(draft)
-        # or a power cut takes the key away that checkpoints are sealed with
+        # or a power cut loses the key that checkpoints are sealed with
         Disk().sync_folder(str(path.parent))
     except OSError as error:
         raise CheckpointError(
@@ -272,7 +272,7 @@ def _make(path: Path) -> None:
 
 
 def _drafted(path: Path, text: str, mode: int) -> Path:
-    """What is to be the file, beside it and on the disk."""
+    """Write the text to a new file beside `path`, on the disk; return its path."""
     draft = path.with_name(f".key.{os.getpid()}.{os.urandom(8).hex()}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -20,7 +20,7 @@ from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.core.protocols import Buffer, PartWriter, Sink
 from graflow_ckpt.core.task import Backoff
 
-_spread = random.Random()  # not the program's: what a workflow draws must not depend on a server's mood
+_spread = random.Random()  # not the program's: what a workflow draws must not depend on a server's errors
 
 
 _SHARE = 10.0
@@ -29,9 +29,9 @@ _LONGEST = 300.0
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same call may succeed in a while: a server was not there, not ready, or was lost.
+    """Return whether the same call may succeed in a while: a server was not there, not ready, or was lost.
 
-    It may have been made: who cannot make it twice has to look first.
+    The call may have been carried out: a caller that cannot repeat it has to look first.
     """
     seen: BaseException | None = error
     for _ in range(8):
@@ -44,7 +44,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 class Patience:
-    """How often, and how long apart, one call is tried: until `seconds` are over."""
+    """The number and distance of the tries of one call: until `seconds` are over."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Patience:
         self._sleep = sleep
 
     def pauses(self) -> Iterator[None]:
-        """One more each time that another try makes sense; it has been waited for by then."""
+        """Wait, and yield each time that another try makes sense."""
         end, tries = self._clock() + self.seconds, 0
         while True:
             pause = self._backoff.delay(tries, _spread.random())
@@ -72,7 +72,7 @@ class Patience:
 
 
 class Breaker:
-    """Spares a server that is away, and those who would wait for it."""
+    """Spares a server that is away, and callers that would wait for it."""
 
     def __init__(
         self, failures: int = 5, cooldown: float = 5.0, *, clock: Callable[[], float] = time.monotonic
@@ -86,11 +86,11 @@ class Breaker:
 
     @property
     def open(self) -> bool:
-        """Whether nothing has succeeded since it broke."""
+        """Return whether no call has succeeded since it broke."""
         return self._failures >= self._limit
 
     def allows(self) -> bool:
-        """Whether a call may be made now. Of those who ask while it is open, one per period."""
+        """Return whether a call may be made now. Of the callers that ask while it is open, one per period."""
         with self._lock:
             if not self.open:
                 return True
@@ -105,9 +105,9 @@ class Breaker:
             self._failures = 0
 
     def bad(self, seconds: float = 0.0) -> bool:
-        """A call has failed, after so many seconds; whether that has broken it.
+        """Note that a call has failed, after so many seconds; return whether that has broken it.
 
-        Where nobody answers at all a call may take half a minute: it is not made so often then.
+        Where the server does not answer at all a call may take half a minute: it is not made so often then.
         """
         with self._lock:
             was = self.open
@@ -116,7 +116,7 @@ class Breaker:
             return self.open and not was
 
     def ask(self) -> None:
-        """Let one call through, however little time has passed."""
+        """Allow one call, however little time has passed."""
         with self._lock:
             self._again = self._clock()
 
@@ -125,7 +125,7 @@ class Breaker:
         return self._clock
 
     def away(self, address: str) -> ServerGone:
-        """What is raised instead of a call that is not made."""
+        """Return the error to raise instead of a call that is not made."""
         return ServerGone(
             f"{address} was away when it was asked last, and is not asked again for some seconds.",
             hint="Start it, or look at its network; then run the same command again.",
@@ -134,7 +134,7 @@ class Breaker:
 
 
 class PutAttempt:
-    """One `put`: what its writers have come to. A writer that fails by itself fails again."""
+    """One `put`: what its writers have written. A writer that fails by itself fails again."""
 
     def __init__(self, parts: Sequence[tuple[str, PartWriter]]) -> None:
         self.written: dict[str, bytes] = {}  # the whole of the last part, once it was written

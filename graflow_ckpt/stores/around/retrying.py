@@ -60,7 +60,7 @@ class Retrying(Wrapper):
         self._again(self.inner.probe)
 
     def acquire(self, session: str, *, take_over: bool = False) -> Lease:
-        """One that was granted in a reply that was lost is nobody's, and runs out."""
+        """Acquire a session. A lease whose reply was lost belongs to no process, and runs out."""
         return self._again(lambda: self.inner.acquire(session, take_over=take_over))
 
     def owner(self, session: str) -> Owner | None:
@@ -81,7 +81,7 @@ class Retrying(Wrapper):
         )
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
-        """What was listed before an error is not listed once more."""
+        """Yield the list; what was listed before an error is not listed once more."""
         return self._from_where_it_was(lambda: super(Retrying, self).list(session, pattern))
 
     def newest(self, limit: int, **wanted: Unpack[Filters]) -> Sequence[tuple[str, bytes]]:
@@ -111,7 +111,7 @@ class Retrying(Wrapper):
         self._again(write, done=lambda: self._is_there(path, attempt), hopeless=lambda: attempt.own_fault)
 
     def delete(self, path: str) -> bool:
-        """If an error came between, what is gone counts as deleted by this call."""
+        """Delete a checkpoint. If an error came between, what is gone counts as deleted by this call."""
         tries = count(1)
 
         def take_away() -> bool:
@@ -121,7 +121,7 @@ class Retrying(Wrapper):
         return self._again(take_away)
 
     def delete_many(self, paths: Iterable[str]) -> int:
-        """The same: they are gone, all of them."""
+        """Delete checkpoints; after an error between, all count as deleted by this call."""
         wanted = [self._inner(path) for path in paths]
         tries = count(1)
 
@@ -140,7 +140,7 @@ class Retrying(Wrapper):
         done: Callable[[], bool] = lambda: False,
         hopeless: Callable[[], bool] = lambda: False,
     ) -> T:
-        """Until it succeeds, patience ends, or it turns out that it was done."""
+        """Call until it succeeds, patience ends, or it turns out that it was done."""
         if not self._breaker.allows():
             raise self._breaker.away(masked(self.inner.url))
         first = None
@@ -168,10 +168,10 @@ class Retrying(Wrapper):
             return found  # type: ignore[return-value]  # None only for calls that return nothing
 
     def _is_there(self, path: str, attempt: PutAttempt) -> bool:
-        """Whether the last attempt was committed before its reply was lost."""
+        """Return whether the last attempt was committed before its reply was lost."""
         written = attempt.written.get("meta.json")
         if written is None:
-            return False  # it did not come that far
+            return False  # it did not get that far
         try:
             return self.inner.meta(self._inner(path)) == written
         except CheckpointError as error:

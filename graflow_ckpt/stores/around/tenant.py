@@ -1,4 +1,4 @@
-"""One of several who share a store: each finds its own, and nobody else's is there for it.
+"""A tenant: one of several that share a store. Each finds its own; those of others do not exist for it.
 
     Tenant(store, "acme")              tenant.acme+postgresql://host/database
 
@@ -11,8 +11,8 @@ Promise: whatever a tenant names, what it reaches begins with its own word and a
 hyphens, so no two tenants meet, whatever they call their sessions. Metas are in an envelope that names the
 tenant, and the session as the store below has it; so retention or a listing of the whole store keeps
 sessions of two tenants apart that have the same name.
-Not here: who may call itself what. Whoever opens the store below without this wrapper sees all of it, so
-the address belongs to those who run the service; and keys: to keep tenants from reading a
+Not here: which tenant a program may name. A program that opens the store below without this wrapper sees all
+of it, so the address belongs to the operators of the service; and keys: to keep tenants from reading a
 stolen disk, encrypt (`tenant.acme+encrypted+…`).
 """
 
@@ -47,7 +47,7 @@ _FIELDS = (
 )  # fmt: skip
 _OWN = "session_"
 _LONGEST = 64
-_MOST = 2**62  # whoever asks for all of them asks for so many; databases count no further
+_MOST = 2**62  # a caller that wants all of them asks for so many; databases count no further
 
 
 class TenantLease:
@@ -122,7 +122,7 @@ class Tenant(Wrapper):
         return self._opened(path, self.inner.meta(path))
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
-        """What cannot be opened is listed as what cannot be read: with no bytes."""
+        """Yield this tenant's. What cannot be opened is listed as what cannot be read: with no bytes."""
         wanted = None if pattern is None else base_of(pattern.rpartition("/")[2])
         for path, raw in self._below(session, pattern):
             name = self._outer_name(path.rpartition("/")[2])
@@ -131,7 +131,7 @@ class Tenant(Wrapper):
             yield self._outer(path), self._listed(path, raw)
 
     def newest(self, limit: int, **wanted: Unpack[Filters]) -> Sequence[tuple[str, bytes]]:
-        """Of all, so many are asked for that this tenant's are enough."""
+        """Return the newest of this tenant; of all, so many are asked for that this tenant's are enough."""
         if (session := wanted.get("session")) is not None:
             wanted["session"] = self._session(session)
         asked = max(limit, 0)
@@ -160,7 +160,7 @@ class Tenant(Wrapper):
         return super().takes(f"{folder}{slash}{self._inner_name(name)}")
 
     def _session(self, session: str) -> str:
-        """As the store below calls it."""
+        """Return the session's name in the store below."""
         longest = _LONGEST - len(self._mark)
         if len(check_session_id(session)) > longest:
             raise BadSessionId(
@@ -177,7 +177,7 @@ class Tenant(Wrapper):
         return self._mark + name if base_of(name) else name  # no name is none for the store below, either
 
     def _outer_name(self, name: str) -> str | None:
-        """None: it is not this tenant's."""
+        """Return the tenant's name of what the store below calls `name`; None: it is not this tenant's."""
         own = session_of(base_of(name))
         before, rest = (_OWN, name[len(_OWN) :]) if own is not None else ("", name)
         return before + rest[len(self._mark) :] if rest.startswith(self._mark) else None
@@ -193,7 +193,7 @@ class Tenant(Wrapper):
     # --- within ------------------------------------------------------------------------
 
     def _below(self, session: str | None, pattern: str | None) -> Iterator[tuple[str, bytes]]:
-        """What may be this tenant's."""
+        """Yield what may be this tenant's."""
         if session is not None:
             yield from self.inner.list(self._session(session))
             return
@@ -204,7 +204,7 @@ class Tenant(Wrapper):
             yield from self.inner.list(None, f"{folder}/{name}" if folder else name)
 
     def _globbed(self, folder: str) -> str:
-        """As a pattern has it. That of files is one for the whole path."""
+        """Return a folder as a pattern has it. That of files is one for the whole path."""
         prefix, files, path = folder.partition("file://")
         return prefix + files + glob.escape(path) if unwrapped(folder).startswith("file://") else folder
 
@@ -224,7 +224,7 @@ class Tenant(Wrapper):
         return write
 
     def _fields(self, raw: bytes) -> dict[str, str | int]:
-        """What stores look at, as far as it is text or a whole number."""
+        """Return what stores look at, as far as it is text or a whole number."""
         found = facts_in(raw)
         fields = {name: found[name] for name in _FIELDS if type(found.get(name)) in (str, int)}
         if isinstance(fields.get("session_id"), str):

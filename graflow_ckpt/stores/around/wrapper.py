@@ -1,6 +1,6 @@
 """Wrapping: a store around another one, which does one thing more and leaves the rest to it.
 
-Everything goes through to `inner`. The address and the paths are those of the inner store with the word of
+Every call is passed to `inner`. The address and the paths are those of the inner store with the word of
 the wrapper before them (prefixes.py), and `_inner` and `_outer` translate; a wrapper that changes names
 as well changes these two. A relative folder becomes an absolute one: `encrypted+file:///srv/runs`.
 
@@ -37,7 +37,7 @@ from graflow_ckpt.stores.prefixes import Layer
 
 
 class Wrapper:
-    """The same store, under another address. `argument`: what stands behind the word, after a dot."""
+    """The same store, under another address. `argument`: what follows the word, after a dot."""
 
     word: ClassVar[str]
     reads_shared: ClassVar[bool] = False  # what the inner store has stored once for several checkpoints
@@ -49,7 +49,7 @@ class Wrapper:
 
     @classmethod
     def of(cls, inner: CheckpointStore, argument: str) -> Self:
-        """As an address asks for it. This one takes no argument."""
+        """Return the wrapper that an address asks for. This one takes no argument."""
         takes_none(cls, inner, argument)
         return cls(inner)
 
@@ -83,11 +83,11 @@ class Wrapper:
         return None if inner is None else Through(inner, self._inner, shares=self.shares)
 
     def takes(self, path: str) -> str | None:
-        """The path as it is written here; None if it leads to another store."""
+        """Return the path as it is written here; None if it leads to another store."""
         if (rest := self._unprefixed(path)) is None:
             if "://" in path:
                 return None
-            rest = path  # one that names no store: whoever has this one means this one
+            rest = path  # it names no store: this one is meant
         taken = self.inner.takes(rest)
         return None if taken is None else self._outer(taken)
 
@@ -160,11 +160,11 @@ class Wrapper:
 
     @property
     def _stem(self) -> str:
-        """What the inner store's paths start with, if they are written with an address."""
+        """The start of the inner store's paths, if they are written with an address."""
         return self.inner.folder if "://" in self.inner.folder else self.inner.url
 
     def _inner(self, path: str) -> str:
-        """The path (or the pattern) as the inner store has it."""
+        """Return the path (or the pattern) as the inner store has it."""
         rest = self._unprefixed(path)
         if rest is None and "://" in path:
             raise CheckpointError(
@@ -175,7 +175,7 @@ class Wrapper:
         return path if rest is None else rest
 
     def _outer(self, path: str) -> str:
-        """The inner store's path as it is written here."""
+        """Return the inner store's path as it is written here."""
         folder = self.inner.folder
         if folder and path.startswith(f"{folder}/"):
             return f"{self.prefix}{self._stem}{path[len(folder) :]}"
@@ -220,7 +220,7 @@ def takes_none(kind: type[Wrapper], inner: CheckpointStore, argument: str) -> No
 
 
 def layers(store: CheckpointStore) -> Iterator[CheckpointStore]:
-    """The wrappers, the outermost first, and the store that they are around."""
+    """Yield the wrappers, the outermost first, and the store that they are around."""
     while isinstance(store, Wrapper):
         yield store
         store = store.inner

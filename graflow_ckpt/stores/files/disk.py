@@ -1,8 +1,8 @@
-"""The disk: raw system calls, one method each, so that a test can stand between us and the kernel.
+"""The disk: raw system calls, one method each, so that a test can act between us and the kernel.
 
 Promise: every call that changes what is on the disk goes through one of these methods, in the order in
 which the protocols (trio.py, ownership.py, journal.py) ask for it. A subclass that records them sees the
-whole history that a crash can cut short. Also here: what an operating system's error means to a person
+whole history that a crash can cut short. Also here: what an operating system's error means to a user
 (`refusal`). A part of a checkpoint as an open file: what the sink took is with the kernel after `flush`, in
 order, however the writes were cut; an error names the path and what to do.
 Not here: when a file is synced, and what it is called; which calls, in which order, and why.
@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.protocols import Buffer
 
-# macOS: fsync there only hands the bytes to the drive, which may keep them in its cache
+# macOS: fsync there only sends the bytes to the drive, which may keep them in its cache
 _FULL_SYNC: int = getattr(fcntl, "F_FULLFSYNC", 0)
 
 _NO_SYNC_OF_FOLDERS = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
@@ -49,7 +49,7 @@ _ADVICE = {
 
 
 SMALL = 64 << 20
-"""What is read in one piece is smaller, whatever somebody has put in its place."""
+"""What is read in one piece is smaller, whatever another program has put in its place."""
 
 
 HOLE = 4 << 20
@@ -59,20 +59,20 @@ _CHUNK = 1 << 20
 
 
 class Disk:
-    """The real thing. It keeps nothing, so one instance serves all threads."""
+    """The real disk. It keeps nothing, so one instance serves all threads."""
 
     __slots__ = ()
 
     def create(self, path: str) -> int:
-        """A new file for writing, ours alone to read; refused if the name exists."""
+        """Create a file for writing, ours alone to read; refuse if the name exists."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def open_to_update(self, path: str) -> int:
-        """A file for reading and writing in place, made if it is not there."""
+        """Open a file for reading and writing in place; make it if it is not there."""
         return open_own(path, os.O_RDWR | os.O_CREAT)
 
     def open(self, path: str) -> int:
-        # O_NONBLOCK: a pipe that somebody put there must not hang the reader
+        # O_NONBLOCK: a pipe that another program put there must not hang the reader
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def write(self, fd: int, data: Buffer) -> int:
@@ -91,14 +91,14 @@ class Disk:
             os.fsync(fd)
 
     def sync_data(self, fd: int) -> None:
-        """Content and size are on the disk; times need not be."""
+        """Sync content and size; times need not be on the disk."""
         if _FULL_SYNC:
             fcntl.fcntl(fd, _FULL_SYNC)
         else:
             os.fdatasync(fd)
 
     def sync_folder(self, path: str) -> bool:
-        """The folder's names are on the disk; False where the file system cannot do that."""
+        """Sync the folder's names; return False where the file system cannot do that."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -126,7 +126,7 @@ class Disk:
         return os.listdir(folder)
 
     def read(self, path: str, most: int | None = SMALL) -> bytes:
-        """All of a regular file, unless it has more bytes than `most`; None: whatever it has."""
+        """Return all of a regular file, unless it has more bytes than `most`; None: whatever it has."""
         fd = self.open(path)
         try:
             size = regular_size(fd, path)
@@ -139,7 +139,7 @@ class Disk:
             self.close(fd)
 
     def read_filled(self, path: str) -> bytes:
-        """All of a regular file up to the last chunk that is not zeros. A hole takes no memory: of a longer
+        """Return a regular file up to the last chunk that is not zeros. A hole takes no memory: of a longer
         one than any record `HOLE` bytes are given."""
         fd = self.open(path)
         try:
@@ -160,7 +160,7 @@ class Disk:
 
 
 def _whole(fd: int, size: int) -> bytes:
-    """All that there is, of what had so many bytes when it was looked at."""
+    """Return all that there is, of what had so many bytes when it was looked at."""
     first = os.read(fd, size + 1)
     rest = list(iter(lambda: os.read(fd, _CHUNK), b""))
     return b"".join([first, *rest]) if rest else first  # else it would be in memory twice
@@ -200,7 +200,7 @@ def _not_own(path: str, why: str) -> CheckpointError:
 
 
 def anyones(files: Iterable[str], folder: str) -> str | None:
-    """Why anybody could have written one of these files of a folder; None if not everybody could."""
+    """Return why every user could have written one of these files of a folder; None if that is not so."""
     for path in files:
         with refusing("look at", path), suppress(FileNotFoundError):
             mode = os.stat(path).st_mode
@@ -212,7 +212,7 @@ def anyones(files: Iterable[str], folder: str) -> str | None:
 
 
 def open_to_all(folder: str) -> str | None:
-    """Why everybody could put files there, or replace them; None if not."""
+    """Return why every user could put files there, or replace them; None if that is not so."""
     mode = os.stat(folder).st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         return f"everybody can put files into {folder} (mode {stat.S_IMODE(mode):04o})"
@@ -229,7 +229,7 @@ def regular_size(fd: int, path: str) -> int:
 
 
 def refusal(error: OSError, doing: str, path: str) -> CheckpointError:
-    """The operating system said no: what, to which path, and what a person can do about it."""
+    """Return the error of an operating system that refused: what, of which path, and what a user can do."""
     number = error.errno or 0
     name = errno.errorcode.get(number, "no errno")
     return CheckpointError(

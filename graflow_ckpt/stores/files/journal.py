@@ -40,7 +40,7 @@ class Segment:
         self._process = os.getpid()
 
     def append(self, frame: bytes, /) -> None:
-        """Durable when it returns. JournalFailed closes the segment; so does Ctrl-C in the middle."""
+        """Append; durable on return. JournalFailed closes the segment; so does Ctrl-C in the middle."""
         with self._lease.locked():
             if self._fd < 0:
                 raise self._failed("it was closed")
@@ -84,7 +84,7 @@ class Segment:
             at += self._disk.write_at(self._fd, view[at:], offset + at)
 
     def _give_up(self) -> None:
-        """The frame that failed must not come back: whoever asked for it was told that it failed."""
+        """Cut off the frame that failed: it must not come back, since its caller gets an error."""
         fd, self._fd = self._fd, -1
         try:
             with suppress(OSError):
@@ -98,7 +98,7 @@ class Segment:
 
 
 def open_segment(disk: Disk, folder: str, lease: LocalLease, after: int) -> Segment:
-    """A new segment for the records after `after`."""
+    """Open a new segment for the records after `after`."""
     path = f"{folder}/.{lease.session}.{lease.epoch}.{after}.journal"
     with lease.locked(), refusing("begin the journal", path):
         lease.check()
@@ -115,14 +115,14 @@ def open_segment(disk: Disk, folder: str, lease: LocalLease, after: int) -> Segm
 
 
 def _reopen(disk: Disk, lease: LocalLease, path: str) -> int:
-    """A segment that got no frame may be opened again (two cuts with nothing between)."""
+    """Reopen a segment that got no frame (two cuts with nothing between)."""
     if disk.read(path).strip(b"\0"):
         raise used(lease.session, path)
     return disk.open_to_update(path)
 
 
 def read_segments(disk: Disk, folder: str, session: str) -> Iterator[tuple[int, int, bytes]]:
-    """(epoch, after, bytes) in that order. Zeros may follow the last frame."""
+    """Yield (epoch, after, bytes) in that order. Zeros may follow the last frame."""
     for epoch, after in _segments(disk, folder, session):
         path = f"{folder}/.{session}.{epoch}.{after}.journal"
         with refusing("read the journal", path):

@@ -1,11 +1,11 @@
-"""Strays: what lies in a store and belongs to no checkpoint. Seen from below the protocol, and not touched.
+"""Strays: what is in a store and belongs to no checkpoint. Seen from below the protocol, and not touched.
 
     part       of a checkpoint whose meta is not there
-    staged     written by a save that was never committed; its session's next owner takes it away
+    staged     written by a save that was never committed; its session's next owner deletes it
     journal    of a session that has no checkpoint and no owner
     foreign    nothing that this package writes
 
-What stands around another store is not looked into: there `strays` is None.
+What is wrapped around another store is not looked into: there `strays` is None.
 Not here: checkpoints that are there and lack something (checkpoint/care/inventory.py).
 """
 
@@ -28,7 +28,7 @@ from graflow_ckpt.stores.lease import left_behind
 from graflow_ckpt.stores.names import META, PARTS, session_in, session_of
 
 _JOURNAL: Final = re.compile(r"\.(?P<session>[A-Za-z0-9_-]{1,64})\.\d+\.\d+\.journal\Z")
-_NOBODY: Final = 1 << 62  # an epoch above that of any save: nobody is at work, also if a head was lost
+_NOBODY: Final = 1 << 62  # an epoch above that of any save: no save is at work, also if a head was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Stray:
 
 
 def strays(store: CheckpointStore) -> Iterator[Stray] | None:
-    """All of a store; None if it cannot be looked into."""
+    """Return all strays of a store; None if it cannot be looked into."""
     if isinstance(store, LocalStore):
         return _in_folder(store)
     return _in_keyed(store) if isinstance(store, KeyedStore) else None
@@ -101,7 +101,7 @@ def _session(store: LocalStore, name: str) -> str:
 
 
 def _is_current(folder: str, base: str, stage: str) -> bool:
-    """Whether a meta means that file: it was committed, and has not got its last name yet."""
+    """Return whether a meta means that file: it was committed, and has not got its last name yet."""
     with suppress(OSError), open(f"{folder}/{base}.{META}", "rb") as file:
         return stage_of(file.read()) == stage
     return False
@@ -121,7 +121,7 @@ def _size(folder: str, name: str) -> int:
 
 
 def _in_keyed(store: KeyedStore) -> Iterator[Stray]:
-    """Of sessions that nobody owns: their next owner would take it away."""
+    """Yield strays of sessions without an owner: their next owner would delete them."""
     for scope in sorted({entry.key.split("/")[1] for entry in store.driver.keys("data/")}):
         if not scope.startswith("@") and store.owner(scope) is not None:
             continue

@@ -1,7 +1,7 @@
 """A file lock that dies with its process, and only with it.
 
 Promise: while a process holds an exclusive `Flock`, no other process and no other `Flock` of the
-same process gets it; when the process ends, however it ends, the kernel lets go. A forked child
+same process gets it; when the process ends, however it ends, the kernel releases it. A forked child
 does not keep it: the lock sits on the open file that parent and child share, so a child that
 outlives a killed parent would hold it for as long as it lives. Therefore the child closes its copy
 in the first moment after the fork (`os.register_at_fork`), and never unlocks, which would take the
@@ -25,7 +25,7 @@ from graflow_ckpt.stores.files.disk import open_own
 
 _BUSY = {errno.EAGAIN, errno.EACCES}
 
-_gate = threading.RLock()  # nobody forks between the opening of a lock file and its registration
+_gate = threading.RLock()  # no thread forks between the opening of a lock file and its registration
 _open: weakref.WeakSet[Flock] = weakref.WeakSet()
 
 
@@ -54,7 +54,7 @@ class Flock:
         return self._try(fcntl.LOCK_EX)
 
     def is_free(self) -> bool:
-        """Whether nobody holds it. A shared lock asks, so that two who ask do not see each other."""
+        """Return whether no process holds it. A shared lock asks, so that two calls do not see each other."""
         free = self._try(fcntl.LOCK_SH)
         if free:
             self.drop()

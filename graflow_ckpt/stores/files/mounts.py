@@ -19,7 +19,7 @@ _NETWORK: Final = frozenset({
 
 
 def file_system(target: str | os.PathLike[str], table: Path = TABLE) -> str | None:
-    """The kind of file system that `target` is on, or will be made on; None: not known."""
+    """Return the kind of file system that `target` is on, or will be made on; None: not known."""
     try:
         mounts = mounted(table.read_text(encoding="utf-8", errors="surrogateescape"))
     except OSError:
@@ -28,13 +28,13 @@ def file_system(target: str | os.PathLike[str], table: Path = TABLE) -> str | No
 
 
 def network_file_system(target: str | os.PathLike[str], table: Path = TABLE) -> str | None:
-    """The same, if other hosts can write there, too; else None."""
+    """Return the same, if other hosts can write there, too; else None."""
     kind = file_system(target, table)
     return kind if kind in _NETWORK else None
 
 
 def mounted(table: str) -> list[tuple[Path, str]]:
-    """Where something is mounted, and what."""
+    """Return where something is mounted, and what."""
     found: list[tuple[Path, str]] = []
     for line in table.splitlines():
         fields = line.split(" ")
@@ -46,7 +46,7 @@ def mounted(table: str) -> list[tuple[Path, str]]:
 
 
 def kind_at(path: Path, mounts: list[tuple[Path, str]]) -> str | None:
-    """What the deepest mount above `path` is."""
+    """Return the kind of the deepest mount above `path`."""
     path = Path(os.path.realpath(path))  # of what does not exist yet, as far as it does
     best: tuple[int, str] | None = None
     for place, kind in mounts:

@@ -3,13 +3,13 @@
     .{session}.lock      locked (`flock`) by the owner for as long as it lives; empty, and never replaced
     .{session}.owner     {"epoch": 3, "owner": {pid, started, boot, …}, "lines": [[3, 17], …]}
 
-Promise: of several who acquire a session at once exactly one gets it, and it keeps the session until it
+Promise: of several that acquire a session at once exactly one gets it, and it keeps the session until it
 releases it or ends, however it ends: nothing takes a lock from a living process. An epoch is on the disk
 before anything is written under it, and is above all that was ever written of the session. Before a commit
 `check` makes sure that this is the process that took the lock (a forked child inherits the object, not the
 lock), and that the path still names the file that is locked.
 
-The lock file says nothing, so nothing can tear it. The record is written aside, synced and renamed.
+The lock file is empty, so nothing can tear it. The record is written aside, synced and renamed.
 A damaged record is no obstacle: epochs of checkpoints and of journal segments are looked at as well.
 On a network file system a lock may not reach other hosts: there `check` reads the record, too.
 Not here: what a commit is; how a living owner is ended (`--take-over`: cli/run/launch.py).
@@ -51,7 +51,7 @@ _PATIENCE = 0.2  # seconds: a look at the lock holds it for a moment, and so doe
 
 @dataclass(frozen=True, slots=True)
 class OwnerRecord:
-    """What is written of the owner. Epoch 0: nothing is."""
+    """The fields that are written of the owner. Epoch 0: nothing is."""
 
     epoch: int = 0
     owner: Owner | None = None
@@ -100,7 +100,7 @@ class LocalLease:
             self._lost()
 
     def release(self) -> None:
-        """Let the session go. What cannot be written then does not matter: the lock ends anyway."""
+        """Release the session. What cannot be written then does not matter: the lock ends anyway."""
         if self._lock.fd < 0 or os.getpid() != self._process:
             return
         try:
@@ -162,7 +162,7 @@ class Ownership:
         return LocalLease(self, session, record, lock, found.owner)
 
     def owner(self, session: str) -> Owner | None:
-        """The living owner. Takes nothing and writes nothing."""
+        """Return the living owner. Take nothing and write nothing."""
         path = self._lock_path(session)
         with refusing("look at", path):
             return self.read(session).owner if is_held(path) else None
@@ -171,7 +171,7 @@ class Ownership:
         return self.read(session).lines
 
     def read(self, session: str) -> OwnerRecord:
-        """The record; an empty one if there is none, or none that can be read."""
+        """Return the record; an empty one if there is none, or none that can be read."""
         for path, decode in ((self._record_path(session), _decode), (self._lock_path(session), _of_slots)):
             with refusing("read", path):
                 try:
@@ -185,7 +185,7 @@ class Ownership:
         return OwnerRecord()
 
     def write(self, session: str, record: OwnerRecord) -> None:
-        """Durable when it returns, and whole whatever happens meanwhile."""
+        """Write; durable on return, and whole whatever happens meanwhile."""
         path = self._record_path(session)
         aside = f"{path}.tmp"
         with refusing("write", path):
@@ -222,7 +222,7 @@ class Ownership:
         return not any(self._saved(session)) and not any(map(os.path.getsize, self._journals(session)))
 
     def delete(self, session: str) -> None:
-        """Under the lock: who waits for it finds that its file has gone, and makes another one."""
+        """Delete under the lock: a process that waits for it finds its file gone, and makes another one."""
         paths = (*self._journals(session), self._record_path(session), self._lock_path(session))
         for path in paths:
             with suppress(FileNotFoundError):
@@ -242,7 +242,7 @@ class Ownership:
         self.is_remote = kind is not None
 
     def _leave_former_files(self, session: str) -> None:
-        """Earlier commits had one more file for each epoch, and its lock lived as long as the owner."""
+        """Remove files of earlier commits: one more for each epoch, whose lock lived as long as the owner."""
         pattern = re.compile(rf"\.{re.escape(session)}\.\d+\.alive\Z")
         for path in [
             f"{self.folder}/{name}" for name in self._disk.names(self.folder) if pattern.match(name)
@@ -294,7 +294,7 @@ def _decode(raw: bytes) -> OwnerRecord:
 
 
 def _of_slots(raw: bytes) -> OwnerRecord:
-    """The record as earlier commits wrote it: into the lock file, in two slots with a CRC each."""
+    """Return the record as earlier commits wrote it: into the lock file, in two slots with a CRC each."""
     slots = [line.split(b" ", 1) for line in re.findall(rb"[0-9a-f]{8} \{[^\n]*(?=\n)", raw)]
     sound = [body for crc, body in slots if int(crc, 16) == zlib.crc32(body)]
     found = max((parsed(body, "a lock file") for body in sound), key=lambda said: said["turn"], default=None)

@@ -5,7 +5,7 @@ that write one path do it one after the other; a writer that has lost its sessio
 
 Paths: the session's own ones (`session_{id}_step_{n}_{time}-{sequence}.pkl` in the folder) are
 unique, so they are staged without a lock, and only the commit is under the session's. Any other
-path may be written by anybody, and is locked (`.{base}.pkl.lock`) for the whole write. A relative
+path may be written by any program, and is locked (`.{base}.pkl.lock`) for the whole write. A relative
 path whose folder is the store's means the store's also after a `chdir`.
 Not here: what a checkpoint contains, and whether it can be trusted.
 """
@@ -68,7 +68,7 @@ class LocalStore(Store[LocalLease]):
         return f"file://{self._root}"
 
     def probe(self) -> None:
-        """Do once what saving will do, and take it away again."""
+        """Do once what saving will do, and delete it again."""
         made = not os.path.isdir(self._root)
         self._settle(self._root)
         self._check_folder()
@@ -93,7 +93,7 @@ class LocalStore(Store[LocalLease]):
         return self._root
 
     def takes(self, path: str) -> str | None:
-        """The path, if it is one of files; None if it leads to another store."""
+        """Return the path, if it is one of files; None if it leads to another store."""
         return path if path.startswith("file://") or "://" not in path else None
 
     # --- ownership ---------------------------------------------------------------------
@@ -113,7 +113,7 @@ class LocalStore(Store[LocalLease]):
         return self._ownership.owner(check_session_id(session))
 
     def former_lines(self, session: str) -> tuple[Line, ...]:
-        """What earlier commits noted of rewinds beside the checkpoints; now their metas list it."""
+        """Return what earlier commits noted of rewinds beside the checkpoints; now their metas list it."""
         return self._ownership.lines(check_session_id(session))
 
     # --- checkpoints -------------------------------------------------------------------
@@ -155,12 +155,12 @@ class LocalStore(Store[LocalLease]):
         return trio.read_meta(self._disk, self._target(path))
 
     def unsafe(self, path: str) -> str | None:
-        """Why anybody could have written that checkpoint; None if not everybody could."""
+        """Return why every user could have written that checkpoint; None if that is not so."""
         target = self._target(path)
         return anyones(map(target.final, PARTS), target.folder)
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
-        """Whatever has a meta: damaged ones with their bytes, unreadable ones with none at all.
+        """Yield whatever has a meta: damaged ones with their bytes, unreadable ones with none at all.
 
         The newest of a session first, by the sequence in its name: times of files say less.
         `session`: its own paths, and those in the folder under other names whose meta names it.
@@ -181,7 +181,7 @@ class LocalStore(Store[LocalLease]):
                 yield path, raw
 
     def delete_many(self, paths: Iterable[str]) -> int:
-        """One after the other; how many there were."""
+        """Delete one after the other; return how many there were."""
         gone = [target for target in list(map(self._target, paths)) if self._delete(target)]
         for session in {self._session_of(target) for target in gone} - {None}:
             self._ownership.forget(str(session))
@@ -210,7 +210,7 @@ class LocalStore(Store[LocalLease]):
         return trio.Target(self._root if folder == self.folder else os.path.abspath(folder), base)
 
     def _session_of(self, target: trio.Target) -> str | None:
-        """The session whose own path this is."""
+        """Return the session whose own path this is."""
         named = _OWN_NAME.match(target.base)
         return named["session"] if named and target.folder == self._root else None
 
@@ -223,7 +223,7 @@ class LocalStore(Store[LocalLease]):
             return trio.delete(self._disk, target)
 
     def _check_folder(self) -> None:
-        """The look that a reader takes, before anything is written that no reader would open."""
+        """Check as a reader does, before anything is written that no reader would open."""
         if (why := open_to_all(self._root)) is not None:
             own = f"{self._root}/{os.environ.get('USER') or 'own'}"
             raise UnsafeCheckpoint(
@@ -241,10 +241,10 @@ class LocalStore(Store[LocalLease]):
 
     @contextmanager
     def _left_by(self, session: str, target: trio.Target) -> Iterator[bool]:
-        if self._session_of(target) not in (session, None):  # who writes to any other name has its lock
+        if self._session_of(target) not in (session, None):  # a writer of any other name has its lock
             yield False
             return
-        with held(target.lock, wait=False) as ours:  # else somebody without a lease writes there now
+        with held(target.lock, wait=False) as ours:  # else a save without a lease writes there now
             yield ours
 
     def _tidy(self, target: trio.Target) -> None:

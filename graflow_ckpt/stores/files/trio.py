@@ -10,10 +10,10 @@ when `write` has returned it is this one. `delete` leaves all of a checkpoint or
     W4 rename meta: the commit              W5 sync the folder: durable
     W6 rename the other two: housekeeping   W7 unlink what earlier writers left behind
 
-Meta names the staging id. Between W4 and W6 it stands alone under its final name, so a reader looks
+Meta names the staging id. Between W4 and W6 it is alone under its final name, so a reader looks
 for the other two under their staged names first. Readers never rename: one that completes W6 without
-the lock could put old files over new ones. Who holds which lock meanwhile is the caller's (store.py).
-Not here: what is in the files (the digests that tell whether they belong together are above).
+the lock could put old files over new ones. Which locks are held meanwhile is the caller's (store.py).
+Not here: what is in the files (the digests that prove that they belong together are above).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DELETED = "deleted"  # the staging id that a meta gets when its checkpoint is b
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a trio stands: a folder and the name that its three files share."""
+    """The place of a trio: a folder and the name that its three files share."""
 
     folder: str
     base: str
@@ -101,7 +101,7 @@ def _check(target: Target, parts: Sequence[tuple[str, PartWriter]], stage: str) 
 
 
 def check_stands(disk: Disk, target: Target, stage: str) -> None:
-    """A meta that comes alone is for the parts that are there, unless there are none."""
+    """Refuse a meta alone that is not for the parts that are there, unless there are none."""
     try:
         current = stage_of(disk.read(target.final(META)))
     except FileNotFoundError:
@@ -115,7 +115,7 @@ def check_stands(disk: Disk, target: Target, stage: str) -> None:
 def _stage(
     disk: Disk, target: Target, parts: Sequence[tuple[str, PartWriter]], stage: str, made: list[str]
 ) -> bool:
-    """W1 to W3. What was created is added to `made`, in order."""
+    """Do W1 to W3. What was created is added to `made`, in order."""
     fds: list[int] = []
     try:
         for part, writer in parts:
@@ -149,7 +149,7 @@ def _unknown(error: OSError, target: Target) -> SaveOutcomeUnknown:
 
 
 def _withdraw(disk: Disk, made: Sequence[str]) -> None:
-    """Take away what a failed write has staged, meta first.
+    """Delete what a failed write has staged, meta first.
 
     A staged meta that has gone was renamed: the checkpoint is committed, and the rest belongs to it.
     """
@@ -163,7 +163,7 @@ def _withdraw(disk: Disk, made: Sequence[str]) -> None:
 
 
 def roll_forward(disk: Disk, target: Target, rest: Iterable[str], stage: str) -> None:
-    """W6. Readers find the staged names just as well, so a failure here is only told."""
+    """Do W6. Readers find the staged names just as well, so a failure here is only logged."""
     for part in rest:
         try:
             disk.rename(target.staged(part, stage), target.final(part))
@@ -174,11 +174,11 @@ def roll_forward(disk: Disk, target: Target, rest: Iterable[str], stage: str) ->
 
 
 def make_folders(disk: Disk, folder: str) -> None:
-    """The folder and those above it, each in its parent's list before anything is put into it."""
+    """Make the folder and those above it, each synced in its parent before anything is put into it."""
     missing = []
     here = folder
     while not os.path.isdir(here):
-        if os.path.lexists(here) and not os.path.isdir(here):  # asked again: somebody may just have made it
+        if os.path.lexists(here) and not os.path.isdir(here):  # asked again: it may just have been made
             error = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             raise refusal(error, "make the folder", here)
         missing.append(here)
@@ -187,7 +187,7 @@ def make_folders(disk: Disk, folder: str) -> None:
         with refusing("make the folder", path), suppress(FileExistsError):
             disk.make_folder(path)
     for path in reversed(missing or [folder]):
-        # also of a folder that was there: who made it may have died before this call
+        # also of a folder that was there: its maker may have died before this call
         with refusing("sync the folder above", path), suppress(PermissionError):
             disk.sync_folder(os.path.dirname(path))
 
@@ -196,13 +196,13 @@ def make_folders(disk: Disk, folder: str) -> None:
 
 
 def open_part(disk: Disk, target: Target, part: str, stage: str) -> FileSource:
-    """The part under its staged name, its final one, and the staged one once more.
+    """Open the part under its staged name, its final one, and the staged one once more.
 
-    Once more, because a writer may have committed anew between the looks. A trio without a staging
+    Once more, because a writer may have committed again between the looks. A trio without a staging
     id was written by something else and has final names only.
     """
     staged, final = target.staged(part, stage), target.final(part)
-    # a stage that nobody can have chosen is not looked for: it would be the name of another file
+    # a stage that no writer can have chosen is not looked for: it would be the name of another file
     for path in (staged, final, staged) if _STAGE.match(stage) else (final,):
         with refusing("open", path):
             try:
@@ -236,7 +236,7 @@ def read_meta(disk: Disk, target: Target) -> bytes:
 
 
 def stage_of(meta: bytes) -> str | None:
-    """The staging id that a meta names: "" if it names none, None if it cannot be read."""
+    """Return the staging id that a meta names: "" if it names none, None if it cannot be read."""
     found = document_in(meta)
     stage = found.get("stage", "") if found is not None else None
     return stage if isinstance(stage, str) and (not stage or _STAGE.match(stage)) else None
@@ -246,7 +246,7 @@ def stage_of(meta: bytes) -> str | None:
 
 
 def delete(disk: Disk, target: Target) -> bool:
-    """All of it, meta first. False if there is no meta (then nothing is touched)."""
+    """Delete all of it, meta first. Return False if there is no meta (then nothing is touched)."""
     marker = target.staged(META, _DELETED)
     with refusing("delete", target.final("pkl")):
         try:
@@ -273,8 +273,8 @@ def _delete_rest(disk: Disk, target: Target, stage: str | None) -> None:
 def sweep(disk: Disk, folder: str, entered: Callable[[Target], AbstractContextManager[bool]]) -> None:
     """Finish what dead writers and deleters began, for the targets where `entered` gives True.
 
-    It does so only where nobody else can write meanwhile. A staged file that its meta refers to gets
-    its final name, one that no meta refers to goes. If the meta cannot be read, everything stays: it
+    It does so only where no other process can write meanwhile. A staged file that its meta refers to gets
+    its final name, one that no meta refers to is deleted. If the meta cannot be read, everything stays: it
     may be needed to find out what happened.
     """
     staged: dict[str, list[tuple[str, str]]] = {}
@@ -290,7 +290,7 @@ def sweep(disk: Disk, folder: str, entered: Callable[[Target], AbstractContextMa
 
 def _sweep_one(disk: Disk, target: Target, found: Sequence[tuple[str, str]]) -> None:
     # A writer may have been killed right after its commit: what is read as the newest meta here must
-    # be on the disk before what an older one needs is taken away.
+    # be on the disk before what an older one needs is deleted.
     disk.sync_folder(target.folder)
     try:
         current = stage_of(disk.read(target.final(META)))

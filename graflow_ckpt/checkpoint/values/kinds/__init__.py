@@ -32,7 +32,7 @@ class NotPlain(Exception):
 
 
 class Kind(NamedTuple):
-    """Types that share a code. Encoders refuse with NotPlain what they cannot give back exactly."""
+    """Types that share a code. Encoders refuse with NotPlain what they cannot restore exactly."""
 
     code: int
     types: tuple[type, ...]
@@ -53,7 +53,7 @@ _taken_in: set[str] = set()
 
 
 def take_in(*kinds: Kind) -> None:
-    """Makes these kinds known."""
+    """Make these kinds known."""
     for kind in kinds:
         _decoders[kind.code] = kind.decode
         _encoders.update(dict.fromkeys(kind.types, (kind.code, kind.encode)))
@@ -65,7 +65,7 @@ def encoder(kind: type) -> tuple[int, Encoder] | None:
     known = _encoders.get(kind)
     if known is None:
         home = str(kind.__module__).partition(".")[0]
-        # A type can claim any module; only one that somebody has imported is looked at.
+        # A type can claim any module; only one that is imported is looked at.
         if home in _HOMES.values() and home not in _taken_in and home in sys.modules:
             _load(home)
             known = _encoders.get(kind)
@@ -73,7 +73,7 @@ def encoder(kind: type) -> tuple[int, Encoder] | None:
 
 
 def decoder(code: int) -> Decoder | None:
-    """How to decode this code; None if there is no such code."""
+    """Return how to decode this code; None if there is no such code."""
     if code not in _decoders and code in _HOMES:
         try:
             _load(_HOMES[code])

@@ -13,7 +13,7 @@ from graflow_ckpt.checkpoint.values.kinds import Kind, Packing, Unpacking
 
 
 class Forgotten:
-    """What is left of a result that the session does not keep any more."""
+    """A stand-in for a result that the session does not keep any more."""
 
     __slots__ = ()
 

@@ -3,7 +3,7 @@
 dates, times  their fields, then the time zone as one tag byte and what it needs: none, `timezone.utc`, a
               fixed offset with or without a name, ZoneInfo by its key. Any other tzinfo runs code of its own,
               so it is not plain
-decimals      the text that gives back sign, digits, exponent and NaN payload
+decimals      the text that restores sign, digits, exponent and NaN payload
 UUIDs         sixteen bytes, and one more for `is_safe` when it is known
 paths         one tag byte for the class, then the text. A path that can touch files cannot be made on the
               other operating system; there it is the pure path of its own flavour, which says the same
@@ -61,7 +61,7 @@ def _zone_bytes(zone: tzinfo | None) -> bytes:
     if type(zone).__module__ == "zoneinfo":
         from zoneinfo import ZoneInfo
 
-        # Only what ZoneInfo(key) gives back: one from a file, or made past the cache, is another object.
+        # Only what ZoneInfo(key) returns: one from a file, or made past the cache, is another object.
         if type(zone) is ZoneInfo and type(zone.key) is str and ZoneInfo(zone.key) is zone:
             return _ZONE + zone.key.encode()
     raise NotPlain(type(zone), "a time zone of its own")

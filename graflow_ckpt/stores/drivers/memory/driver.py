@@ -17,7 +17,7 @@ from graflow_ckpt.stores.driver import BatchDone, Entry, Hit, Put, Row, Stored, 
 
 @dataclass(slots=True)
 class Room:
-    """What the drivers of one name keep. It belongs to the process that made it."""
+    """The bytes that the drivers of one name keep. They belong to the process that made the room."""
 
     name: str
     things: dict[str, Stored] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Room:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone with the room. A forked child is refused before the lock: its holder may not exist there."""
+        """Lock the room. A forked child is refused before the lock: its holder may not exist there."""
         if os.getpid() != self._process:
             raise CheckpointError(
                 f"memory://{self.name} is in process {self._process}, and this is a forked child of it.",
@@ -144,5 +144,5 @@ class MemoryDriver:
 
 
 def _size(key: str, found: Stored | None) -> int:
-    """That counts."""
+    """Return the size that counts."""
     return len(found.data) if found is not None and key.startswith("data/") else 0

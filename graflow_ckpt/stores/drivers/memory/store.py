@@ -1,4 +1,4 @@
-"""Checkpoints in memory: for tests, notebooks, and runs that nobody will resume.
+"""Checkpoints in memory: for tests, notebooks, and runs that will not be resumed.
 
     memory:                                         the place that everything in this process shares
     memory://NAME                                   another one
@@ -9,7 +9,7 @@ a disk, and a journal here guards against errors, not against crashes. A bounded
 anything by itself: what would not fit is `TooLarge`, and what is there stays (retention makes room).
 
 An epoch that was given out is never given out again while the process lives. A forked child has a copy that
-nobody would ever look into, so everything is refused there. Not here: other processes; they have a memory of
+no process would look into, so everything is refused there. Not here: other processes; they have a memory of
 their own.
 """
 
@@ -38,7 +38,7 @@ _gate = threading.Lock()
 
 
 class MemoryStore(KeyedStore):
-    """All stores of one name in a process are one place. The bounds are those of the store that writes."""
+    """A store in memory: one place for all of one name in a process. The writing store's bounds apply."""
 
     shared = False
 
@@ -57,11 +57,11 @@ class MemoryStore(KeyedStore):
         self.synced = False
 
     def probe(self) -> None:
-        """Memory can be written; only a forked child is refused."""
+        """Refuse only a forked child: memory can be written."""
         self.driver.get()
 
     def forget(self) -> None:
-        """Empty the place, but for the epochs: who owned a session before may not write into what comes
+        """Empty the place, but for the epochs: former owners of a session may not write into what comes
         next."""
         for entry in self.driver.keys("head/"):
             head = self.heads.read(entry.key.partition("/")[2]).head
@@ -79,7 +79,7 @@ class MemoryStore(KeyedStore):
 
 
 def _parsed(where: str) -> tuple[str, dict[str, int]]:
-    """The name of the place, and its bounds."""
+    """Return the name of the place, and its bounds."""
     head, _, query = where.partition("?")
     name = head.removeprefix("memory:").removeprefix("//").rstrip("/") or _DEFAULT
     try:

@@ -8,14 +8,14 @@ No two writes of different meaning may have the same bytes where `swap` is used:
 a digest of its bytes on S3, and what was written back and forth would look untouched.
 
 There are two clients for each bucket in this process, which all stores in it share, whatever their prefix.
-One that was made with other settings or credentials in the environment is not used. What is small is given
-up after fifteen seconds of silence; what is large may take its time on a slow line, as long as the server
-answers something small meanwhile (`attended`). A child that was forked after any was used is told so: its
+One that was made with other settings or credentials in the environment is not used. What is small fails
+after fifteen seconds of silence; what is large may take its time on a slow line, as long as the server
+answers something small meanwhile (`attended`). A child that was forked after any was used is refused: its
 threads are not in the child, and a call would never end.
 
-What the client library says is said in our words: who is gone, who refuses, what is not there. Nothing that
-is shown holds a secret. A condition that was not met, and an object that is not there, go on as they are:
-they are answers. This is the one door to obstore: whoever comes without the package is told what to
+What the client library says is said in our words: what is gone, what refuses, what is not there. Nothing
+that is shown holds a secret. A condition that was not met, and an object that is not there, are passed on:
+they are answers. This is the one door to obstore: without the package, the error names what to
 install.
 Not here: what the objects mean.
 """
@@ -103,19 +103,19 @@ def _in_our_words(address: str, error: Exception) -> ServerError:
 
 
 def shown(text: str) -> str:
-    """What the library says, in one line and without queries, which may hold signatures."""
+    """Return what the library says, in one line and without queries, which may hold signatures."""
     text = text.partition("\n\nDebug source")[0]
     text = re.sub(r"(https?://)[^\s/@]*@", r"\1", re.sub(r"(https?://[^\s?]+)\?\S*", r"\1", text))
     return " ".join(text.split())[:500].rstrip(". ")
 
 
 SMALL = 256 << 10  # bytes
-WATCH = 15.0  # seconds after which one asks whether a server is there that is at something large
+WATCH = 15.0  # seconds after which a server that is busy with something large is asked if it is there
 QUICK = {"read_timeout": timedelta(seconds=15), "timeout": timedelta(seconds=60)}
 PATIENT = {"read_timeout": timedelta(minutes=2), "timeout": timedelta(minutes=10)}
 _CLASSES: Mapping[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 _CLIENT = {
-    "allow_http": True,  # whoever names an endpoint with http:// means it
+    "allow_http": True,  # an endpoint that is named with http:// is meant so
     "connect_timeout": timedelta(seconds=5),
 }
 _RETRIES: Any = {
@@ -134,7 +134,7 @@ _mutex = threading.Lock()
 
 
 def client_for(place: BucketAddress, size: int) -> Any:
-    """For requests that move so many bytes, in the bucket and not below its prefix."""
+    """Return the client for requests that move so many bytes, in the bucket and not below its prefix."""
     global _used_by
     if _used_by not in (0, os.getpid()):
         raise CheckpointError(
@@ -155,7 +155,7 @@ def client_for(place: BucketAddress, size: int) -> Any:
 
 
 def attended(large: Callable[[], _T], small: Callable[[], object]) -> _T:
-    """What a large request comes to; what a small one raises ends the waiting, and the other may go on."""
+    """Return what a large request returns. An error of a small one ends the wait; the large may continue."""
     done: Future[_T] = Future()
 
     def run() -> None:
@@ -186,11 +186,11 @@ def _made(place: BucketAddress, timeouts: Mapping[str, timedelta]) -> Any:
         ) from error
 
 
-_honouring: set[tuple[object, ...]] = set()  # buckets that have shown that they do
+_honouring: set[tuple[object, ...]] = set()  # buckets that have shown that they honour conditional puts
 
 
 Tag = dict[str, str]
-"""One state of an object, as the bucket tells it from others."""
+"""One state of an object, as the bucket distinguishes it from others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class Bucket:
         return self._found(ask)
 
     def get_range(self, key: str, start: int, length: int) -> Buffer | None:
-        """A piece of an object that is at least that long."""
+        """Return a piece of an object that is at least that long."""
 
         def ask() -> Buffer:
             return memoryview(
@@ -251,7 +251,7 @@ class Bucket:
         return self._found(ask)
 
     def list(self, prefix: str) -> Iterator[ListedObject]:
-        """All that is under a prefix, ordered by key."""
+        """Yield all that is under a prefix, ordered by key."""
         patience, last = self._patience(), None
         while True:
             try:
@@ -280,18 +280,18 @@ class Bucket:
     # --- writing -----------------------------------------------------------------------
 
     def put(self, key: str, data: Buffer) -> Tag:
-        """Whatever was there; again, if the server was lost for a moment: twice is as good as once."""
+        """Overwrite; again, if the server was lost for a moment: twice is as good as once."""
         return patiently(lambda: self._put(key, data, "overwrite"), self._patience())
 
     def create(self, key: str, data: Buffer) -> Tag | None:
-        """None: there is something already, or another writer was at it. Look."""
+        """Write what is not there. None: something is, or another writer was active. Look."""
         try:
             return self._put(key, data, "create")
         except (theirs.AlreadyExistsError, theirs.PreconditionError):
             return None
 
     def swap(self, key: str, data: Buffer, tag: Tag | None) -> Tag | None:
-        """In place of what has that tag (nothing, if there is none). None: something else is there. Look."""
+        """Replace what has that tag (nothing, if there is none). None: something else is there. Look."""
         if tag is None:
             return self.create(key, data)
         try:
@@ -300,7 +300,7 @@ class Bucket:
             return None
 
     def delete(self, keys: Sequence[str]) -> None:
-        """What is not there is no trouble."""
+        """Delete; what is not there is no error."""
         if not keys:
             return
         try:
@@ -341,7 +341,7 @@ class Bucket:
         _honouring.add(self._which)
 
     def now(self) -> datetime:
-        """What its clock says."""
+        """Return what its clock says."""
         self.put("clock", b"")
         at = self.written_at("clock")
         if at is None:
@@ -355,7 +355,7 @@ class Bucket:
         return self._for(0)
 
     def _found(self, ask: Callable[[], _T]) -> _T | None:
-        """What is there; asked again, if the server was lost for a moment."""
+        """Return what is there; ask again, if the server was lost for a moment."""
 
         def once() -> _T | None:
             with suppress(FileNotFoundError), translated(self.address):
@@ -367,11 +367,11 @@ class Bucket:
         return found
 
     def _patience(self) -> ServerWait:
-        """With a server that was there. One that never was is not waited for."""
+        """Return how long to wait for a server that was there. One that never was is not waited for."""
         return ServerWait(PATIENCE if self._answered or self._which in _honouring else 0.0)
 
     def _for(self, size: int) -> Any:
-        """The client for requests that move so many bytes."""
+        """Return the client for requests that move so many bytes."""
         large = size > SMALL
         if self._process != os.getpid() or large not in self._clients:
             self._clients[large] = client_for(self._place, size)
@@ -382,7 +382,7 @@ class Bucket:
         return attended(ask, self._be_there) if size > SMALL else ask()
 
     def _be_there(self) -> None:
-        """Raises what is wrong, if it does not answer something small. That nothing is there is an answer."""
+        """Raise what is wrong, if it does not answer something small. That nothing is there is an answer."""
         with suppress(FileNotFoundError):
             obstore.head(self._it, self._prefix + "clock")
 
@@ -405,7 +405,7 @@ class Bucket:
 
 
 def patiently(ask: Callable[[], _T], patience: ServerWait) -> _T:
-    """What it comes to; asked again while the server is gone."""
+    """Return what it returns; ask again while the server is gone."""
     while True:
         try:
             return ask()

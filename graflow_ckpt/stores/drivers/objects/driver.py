@@ -93,7 +93,7 @@ class ObjectsDriver:
 
 
 def _side_by_side(ask: Callable[[T], R], of: Sequence[T]) -> Iterator[R]:
-    """Several at once, in their order."""
+    """Return the answers of several that are asked at the same time, in their order."""
     if len(of) < 2:
         return map(ask, of)
     with ThreadPoolExecutor(min(_AT_ONCE, len(of)), thread_name_prefix="objects") as pool:

@@ -32,7 +32,7 @@ _known: dict[tuple[str, str], Mapping[str, str]] = {}
 
 @dataclass(frozen=True, slots=True)
 class BucketAddress:
-    """Where a store is. `options`: what the client has to know beside the environment."""
+    """The place of a store. `options`: what the client has to know beside the environment."""
 
     scheme: str
     bucket: str
@@ -43,7 +43,7 @@ class BucketAddress:
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
 
     def remember(self) -> None:
-        """The options count wherever only the text is left."""
+        """Remember the options: only the text may be left later."""
         if self.options:
             _known[self.scheme, self.bucket] = self.options
 
@@ -72,13 +72,13 @@ def place_of(where: str) -> BucketAddress:
 
 
 def as_typed(store: str) -> str:
-    """The address of a store with its options, as far as this process knows them."""
+    """Return the address of a store with its options, as far as this process knows them."""
     place = place_of(store)
     return f"{place}?{urlencode(place.options, safe=':/')}" if place.options else store
 
 
 def split(path: str) -> tuple[str, str]:
-    """The store of a path, and the name in it."""
+    """Return the store of a path, and the name in it."""
     rest, query = _divided(path)
     store, _, name = rest.rpartition("/")
     if store.endswith(":/"):  # a bucket alone
@@ -87,7 +87,7 @@ def split(path: str) -> tuple[str, str]:
 
 
 def _divided(text: str) -> tuple[str, str]:
-    """What comes before the options, and they. A `?` that begins none is one of a name or a pattern."""
+    """Return what is before the options, and the options. A `?` that begins none is of a name or pattern."""
     found = _QUERY.search(text)
     return (text[: found.start()], text[found.start() + 1 :]) if found else (text, "")
 

@@ -1,14 +1,14 @@
-"""Checkpoints in an object store: S3, Google Cloud Storage, Azure Blob Storage, and what speaks like them.
+"""Checkpoints in an object store: S3, Google Cloud Storage, Azure Blob Storage, and what has their protocols.
 
 Promise: that of keyed.py; a claim and a commit are one conditional put each. A bucket that does not honour
 conditional puts is refused before anything is written into it. A server that is lost is asked again, for some
 seconds; a save that fails after that is a `CheckpointError`.
 
 A journal is one object per record: each append is a request (tens of milliseconds at the large services, and
-a price), so `durability="journal"` suits sessions of slow tasks here. Everybody who can write to the bucket
-can write here, so seals need a key that all have (`shared`). Who we are there is taken from the environment,
+a price), so `durability="journal"` suits sessions of slow tasks here. All users that can write to the bucket
+can write here, so seals need a key that all have (`shared`). The credentials are taken from the environment,
 as the services' own tools do. Paths: names.py. A process that was forked after any object store was
-used cannot use one, and is told. Not here: what a checkpoint contains, and whether it can be trusted.
+used cannot use one, and is refused. Not here: what a checkpoint contains, and whether it can be trusted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ObjectStore(KeyedStore):
         super().__init__(ObjectsDriver(self._opened), str(self._place), lease=lease)
 
     def probe(self) -> None:
-        """Do once what saving will do, and take it away again."""
+        """Do once what saving will do, and delete it again."""
         self._opened().verify(again=True)
 
     def takes(self, path: str) -> str | None:
@@ -73,7 +73,7 @@ class ObjectStore(KeyedStore):
 
 
 def checked(base: str) -> str:
-    """The name; refused if no key can hold it."""
+    """Return the name; refuse it if no key can hold it."""
     if not base or base in (".", "..") or len(encoded(base)) > _LONGEST:
         raise CheckpointError(
             f"{base!r} cannot be the name of a checkpoint.",

@@ -126,7 +126,7 @@ class PostgresDriver:
         return None if synced is None else BatchDone(tag.hex(), synced)
 
     def _commit(self, puts: Sequence[Put], drops: Sequence[str], key: str, known: Tag) -> BatchDone | None:
-        """The batch of most saves: a head, and a few keys that are fresh. Half as dear as the function."""
+        """Commit the batch of most saves: a head, and a few fresh keys. It costs half of the function."""
         tag, (head, *fresh) = os.urandom(12), puts
         values: list[Value] = [tag, head.data, key, bytes.fromhex(known), tag]
         for put in fresh:
@@ -137,14 +137,14 @@ class PostgresDriver:
         return BatchDone(tag.hex(), row[0] == TRUE) if row else None
 
     def _ahead(self, puts: Sequence[Put]) -> BatchDone | None:
-        """The chunks of a large save, without the copies that arrays of them would be."""
+        """Put the chunks of a large save, without the copies that arrays of them would be."""
         tag = os.urandom(12)
         values = [tag, *(value for put in puts for value in (put.key, put.data))]
         row = self._row(_AHEAD[len(puts) - 1], values)
         return BatchDone(tag.hex(), row[0] == TRUE) if row else None
 
     def _row(self, statement: Prepared, values: Sequence[Value]) -> Sequence[bytes | None] | None:
-        """The first row; None if there is none, or if a key that is to be fresh is not."""
+        """Return the first row; None if there is none, or if a key that is to be fresh is not."""
         try:
             return self._open().run(lambda connection: statement.row(connection, values))
         except ServerError as error:
@@ -181,6 +181,6 @@ def _asked(connection: Connection, statement: str, values: Sequence[object]) -> 
 
 
 def _found(data: bytes | None, tag: bytes | None, at: bytes | None) -> Stored:
-    """Of columns as the server sends them; none of them is null."""
+    """Return the `Stored` of columns as the server sends them; none of them is null."""
     when: float = struct.unpack("!d", at or bytes(8))[0]
     return Stored(data or b"", (tag or b"").hex(), when)

@@ -1,4 +1,4 @@
-"""The link to a Postgres server: the one door to psycopg, a pool of connections, its complaints in our words.
+"""The link to a Postgres server: the one door to psycopg, a pool of connections, its errors in our words.
 
 Promise: what may pass (not reachable, lost, starting, too many clients) is a `ServerGone`, and nothing
 else is; no message holds a password. `run` asks once. `sure` asks again for some seconds when the server
@@ -9,10 +9,10 @@ The pool waits longer and longer between attempts to connect, and says only that
 first connection, and those after a loss, are made here: they come at once, and say what is wrong.
 
 Statements of the hot path (`Prepared`) are sent without a cursor, which is made, its query read, and each
-value adapted anew for every execution; beside a save of some kilobytes that is a quarter of the time. A
+value adapted again for every execution; beside a save of some kilobytes that is a quarter of the time. A
 statement is prepared once per connection, and its values are texts, bytes, whole numbers or None. Waiting
 for the server can be interrupted, and errors are psycopg's, as with a cursor. A connection that does not
-know the statement any more (DISCARD, a pooler) says so, which passes: it is prepared anew.
+know the statement any more (DISCARD, a pooler) says so, which passes: it is prepared again.
 Not here: statements.
 """
 
@@ -62,7 +62,7 @@ Rollback = psycopg.Rollback
 T = TypeVar("T")
 
 PATIENCE = 10.0  # seconds within which a server that was lost must be back
-# What the pool warns of is raised here: nobody needs it a second time who has not asked for logs.
+# What the pool warns of is raised here: it is needed a second time only in logs that were asked for.
 logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
 
 _PAUSE = 0.05
@@ -145,7 +145,7 @@ class Link:
                     raise
 
     def close(self) -> None:
-        """The connections stay while another link of this process goes to the same place."""
+        """Leave the pool. Its connections stay while another link of this process goes to the same place."""
         with self._mutex:
             if self._leave is not None and self._leave.detach() and self._process == os.getpid():
                 _left(self._place)
@@ -155,7 +155,7 @@ class Link:
 
     @contextmanager
     def _beside(self) -> Iterator[Connection]:
-        """A connection that is made now, for one use."""
+        """Make a connection now, for one use."""
         connection = self._connect()
         try:
             yield connection
@@ -166,7 +166,7 @@ class Link:
         return Connection.connect(**self._arguments())
 
     def _arguments(self) -> dict[str, Any]:
-        """As psycopg takes them."""
+        """Return the arguments as psycopg takes them."""
         own = {"connect_timeout": str(_CONNECT), "application_name": "graflow-ckpt", "keepalives_idle": "30"}
         given = self._address.with_credentials().arguments()
         return {**own, **given, "autocommit": True}
@@ -187,7 +187,7 @@ class Link:
             return self._pool
 
     def _clear(self) -> None:
-        """The server is back: connections from before are of no use."""
+        """Drop connections from before the server came back: they are of no use."""
         pool = self._pool
         if pool is not None and self._process == os.getpid():
             with suppress(psycopg.Error):
@@ -210,7 +210,7 @@ class _Shared:
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 _pools: dict[_Place, _Shared] = {}
 _forgotten: deque[_Place] = deque()
-"""By links that nobody has closed. Garbage is collected at any moment, also within these functions: it only
+"""By links that were not closed. Garbage is collected at any moment, also within these functions: it only
 leaves a note, which is read by the next link that comes."""
 
 _sharing = threading.Lock()
@@ -243,7 +243,7 @@ def _joined(place: _Place) -> psycopg_pool.ConnectionPool[Connection]:
 
 
 def _check(connection: Connection) -> None:
-    """Whether the server has hung up since, without asking it: that can be read by now."""
+    """Raise if the server has hung up since, without asking it: that can be read by now."""
     poll = select.poll()
     poll.register(connection.pgconn.socket, select.POLLIN)
     while poll.poll(0):  # before it hangs up it may say why
@@ -251,7 +251,7 @@ def _check(connection: Connection) -> None:
 
 
 def _left(place: _Place) -> None:
-    """The last one closes it."""
+    """Leave a pool; the last link closes it."""
     if place[0] != os.getpid():
         return
     with _sharing:
@@ -264,14 +264,14 @@ def _left(place: _Place) -> None:
 
 @atexit.register
 def _close() -> None:
-    """The pools' threads are told to end while there is still something to tell them with."""
+    """Close the pools while their threads can still be ended."""
     for place, shared in list(_pools.items()):
         if place[0] == os.getpid():
             shared.pool.close()
 
 
 def _unlocked() -> None:
-    """In a forked child, whose parent may have held them; the parent's pools stay as they are."""
+    """Replace the locks in a forked child, whose parent may have held them; the parent's pools stay."""
     global _sharing
     _sharing = threading.Lock()
     for link in list(_links):
@@ -285,12 +285,12 @@ def upgrade_hint(address: str) -> str:
     return f"Make it fit with: graflow-ckpt db upgrade --store {address}"
 
 
-# --- complaints ------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------
 
 
 @contextmanager
 def translated(address: str) -> Iterator[None]:
-    """Around calls of psycopg."""
+    """Translate the errors of psycopg calls."""
     try:
         yield
     except psycopg.Error as error:
@@ -298,7 +298,7 @@ def translated(address: str) -> Iterator[None]:
 
 
 def in_our_words(error: psycopg.Error, address: str) -> ServerError | SchemaUnsupported:
-    """The error to raise instead of one that psycopg has raised."""
+    """Return the error to raise instead of one that psycopg has raised."""
     code = error.sqlstate or ""
     text = (error.diag.message_primary or str(error)).strip().replace("\n", " ").rstrip(".")
     if code.startswith("28") or code == "42501" or (not code and _REFUSALS.search(text)):
@@ -323,7 +323,7 @@ def in_our_words(error: psycopg.Error, address: str) -> ServerError | SchemaUnsu
         return SchemaUnsupported(
             f"{address} lacks what this version needs: {text}.", hint=upgrade_hint(address), store=address
         )
-    if code == "XX000" and _CHANGING.search(text):  # somebody upgrades: what it was about to use is made anew
+    if code == "XX000" and _CHANGING.search(text):  # an upgrade: what it was about to use is made again
         return ServerGone(f"{address} changes its tables just now: {text}.", hint=_PASSING, address=address)
     if code.startswith(_GONE):
         return ServerGone(f"{address} cannot do that now: {text}.", hint=_PASSING, address=address)
@@ -355,7 +355,7 @@ class Prepared:
         self._known: WeakSet[Connection] = WeakSet()
 
     def row(self, connection: Connection, values: Sequence[Value]) -> list[bytes | None] | None:
-        """The columns of the row as the server sends them in its binary form."""
+        """Return the columns of the row as the server sends them in its binary form."""
         sent = [
             one.encode() if isinstance(one, str) else b"%d" % one if isinstance(one, int) else one
             for one in values

@@ -36,7 +36,7 @@ _known: dict[tuple[object, ...], Mapping[str, str]] = {}
 
 @dataclass(frozen=True, slots=True)
 class PostgresAddress:
-    """A database. `options` are the query's, `secrets` who we are there."""
+    """A database. `options` are the query's, `secrets` the user and the password."""
 
     hosts: tuple[tuple[str, int], ...]
     database: str
@@ -49,11 +49,11 @@ class PostgresAddress:
 
     @property
     def place(self) -> tuple[object, ...]:
-        """What the same credentials are for."""
+        """The place that the same credentials are for."""
         return (self.hosts, self.database)
 
     def arguments(self) -> dict[str, str]:
-        """As libpq takes them."""
+        """Return the arguments as libpq takes them."""
         return {
             **self.options,
             **self.secrets,
@@ -63,7 +63,7 @@ class PostgresAddress:
         }
 
     def with_credentials(self, environment: Mapping[str, str] = os.environ) -> PostgresAddress:
-        """With those of this database that are known, unless it has its own."""
+        """Return the address with the known credentials of this database, unless it has its own."""
         if self.secrets:
             return self
         if found := _known.get(self.place):
@@ -78,7 +78,7 @@ class PostgresAddress:
         return self
 
     def remember(self) -> None:
-        """These have opened the database: they will again, where only the text is left."""
+        """Remember these: they have opened the database, and will again, where only the text is left."""
         if self.secrets or self.options:
             _known[self.place] = {**self.options, **self.secrets}
 
@@ -123,7 +123,7 @@ def parse(where: str) -> PostgresAddress:
 
 
 def folder_of(where: str) -> str:
-    """A store as it is shown and stored, and as what its paths start with."""
+    """Return a store as it is shown and stored, and as what its paths start with."""
     return str(parse(where))
 
 
@@ -133,7 +133,7 @@ def is_postgres(path: str) -> bool:
 
 
 def divided(url: str) -> tuple[str, str]:
-    """The store of a path, with its credentials, and the name in it; "" where the path names a store."""
+    """Return the store of a path, with its credentials, and the name in it; "" where there is no name."""
     scheme, _, rest = url.partition("://")
     rest, _, query = rest.partition("?")
     netloc, _, below = rest.partition("/")

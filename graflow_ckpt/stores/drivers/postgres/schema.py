@@ -5,7 +5,7 @@
 
 Promise: each step is one transaction with its row in `migrations`, so that a step whose process or
 server dies has not happened. Steps of several programs come one after the other, by a lock, and each
-looks anew what is left to do. A step whose text differs from what a database got is refused.
+looks again at what is left to do. A step whose text differs from what a database got is refused.
 Nothing else makes or changes tables: a store on a database that is not ready says how to make it so.
 """
 
@@ -22,8 +22,8 @@ from importlib.resources import files
 from graflow_ckpt.core.errors import SchemaUnsupported
 from graflow_ckpt.stores.drivers.postgres.link import Connection, Link, upgrade_hint
 
-_LOCK = 0x67726166  # of whoever changes the schema
-_WAIT = "30s"  # for that lock, and for those who work with the tables: they must not wait behind us for ever
+_LOCK = 0x67726166  # of the process that changes the schema
+_WAIT = "30s"  # for that lock, and for users of the tables: they must not wait behind us for ever
 _NAME = re.compile(r"(?P<version>\d{4})_(?P<name>\w+)\.up\.sql\Z")
 
 
@@ -53,7 +53,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class SchemaStatus:
-    """Where a database stands. `verdict`: ready, none, behind, newer or changed."""
+    """The state of a database. `verdict`: ready, none, behind, newer or changed."""
 
     applied: tuple[Applied, ...]
     known: tuple[Migration, ...]
@@ -68,7 +68,7 @@ class SchemaStatus:
 
     @property
     def changed(self) -> list[int]:
-        """Steps that were another text there."""
+        """The steps that were another text there."""
         texts = {step.version: step.digest for step in self.known}
         return [step.version for step in self.applied if texts.get(step.version, step.digest) != step.digest]
 
@@ -85,7 +85,7 @@ class SchemaStatus:
 
 @cache
 def migrations() -> tuple[Migration, ...]:
-    """All that this version knows, in order."""
+    """Return all that this version knows, in order."""
     found = []
     folder = files("graflow_ckpt.stores.drivers.postgres") / "migrations"
     for file in folder.iterdir():
@@ -111,7 +111,7 @@ class Schema:
         self._refuse(self.status(), ready=True)
 
     def upgrade(self, to: int | None = None) -> list[Migration]:
-        """Take the steps that are left, up to version `to`; those that were taken."""
+        """Take the steps that are left, up to version `to`; return those that were taken."""
         target = self._version(self._known[-1].version if to is None else to)
 
         def step(connection: Connection, status: SchemaStatus) -> Migration | None:
@@ -147,7 +147,7 @@ class Schema:
         return self._steps(step)
 
     def counts(self) -> tuple[int, int]:
-        """How many checkpoints and sessions a downgrade would take away."""
+        """Return how many checkpoints and sessions a downgrade would delete."""
 
         def ask(connection: Connection) -> tuple[int, int]:
             return connection.execute(_COUNTS).fetchone() or (0, 0)

@@ -4,7 +4,7 @@ Promise: that of keyed.py. What is reported as `synced` is on the server's disk,
 the user's default is not to wait. A server that goes away and comes back within some seconds interrupts
 nothing; a save that fails after that is a `CheckpointError`.
 
-Everybody who can write to the database can write here, so seals need a key that all have (`shared`).
+All users that can write to the database can write here, so seals need a key that all have (`shared`).
 Tables are made by `graflow-ckpt db upgrade` and by nothing else: a program needs no right to make any.
 Paths and addresses: names.py. Not here: what a checkpoint contains, and whether it can be trusted.
 """
@@ -45,11 +45,11 @@ class PostgresStore(KeyedStore):
 
     @property
     def schema(self) -> Schema:
-        """The tables, for who makes and changes them."""
+        """The tables, for the program that makes and changes them."""
         return Schema(self._link)
 
     def close(self) -> None:
-        """Hang up. The next use connects anew."""
+        """Close the connections. The next use connects again."""
         self._link.close()
 
     def takes(self, path: str) -> str | None:

@@ -118,7 +118,7 @@ class RedisDriver:
         return [Hit(int(number), key.decode().removeprefix(PREFIX), data) for number, key, data in triples]
 
     def syncs(self) -> bool:
-        """Whether what it confirms is on its disk."""
+        """Return whether what the server confirms is on its disk."""
         link = self._open()
         (reply,) = together(link.client, link.address, [(None, (), SYNCS)])
         return syncs(reply)
@@ -139,7 +139,7 @@ def source(name: str) -> str:
 
 
 def _facts(row: Row | None) -> str:
-    """A line each; the first stands for all rows."""
+    """Return the row, a line for each fact; the first line stands for all rows."""
     if row is None:
         return ""
     said = [f":{name}:{fact}" for name, fact in zip(Row._fields, row, strict=True) if fact]
@@ -153,13 +153,13 @@ def _time(raw: bytes) -> float:
 
 # Any: whatever the server answers.
 def syncs(reply: Any) -> bool:
-    """Whether what the server confirms is on its disk, by its answer to SYNCS.
+    """Return whether what the server confirms is on its disk, by its answer to SYNCS.
 
-    WAITAOF is not asked: from Redis 7.4 to its mending in 2025, and in Valkey 9.1 still, it confirms
+    WAITAOF is not asked: from Redis 7.4 to its repair in 2025, and in Valkey 9.1 still, it confirms
     under `everysec` what no sync has reached.
     """
     if not isinstance(reply, list):
-        return False  # hosted servers commonly do not let anybody look
+        return False  # hosted servers commonly refuse to say
     found = dict(zip(reply[::2], reply[1::2], strict=True))
     kept = [found.get(name) for name in (b"appendonly", b"appendfsync", b"no-appendfsync-on-rewrite")]
     return kept == [b"yes", b"always", b"no"]

@@ -23,7 +23,7 @@ _ALONE = re.compile(r"[^:/@?]+\Z")  # what follows redis:// in a path that names
 
 
 def split(path: str, environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """The store of a path, and the name in it; "" where the path names a store.
+    """Return the store of a path, and the name in it; "" where the path names a store.
 
     The store is "" where the path leaves it open and no other is set.
     """
@@ -34,7 +34,7 @@ def split(path: str, environment: Mapping[str, str] = os.environ) -> tuple[str, 
 
 
 def divided(url: str) -> tuple[str, str]:
-    """The same where what comes first is a server in any case."""
+    """Return the same where what comes first is a server in any case."""
     scheme, _, rest = url.partition("://")
     rest, _, query = rest.partition("?")
     netloc, _, below = rest.partition("/")
@@ -54,7 +54,7 @@ def divided(url: str) -> tuple[str, str]:
 
 
 def folder_of(store: str) -> str:
-    """A store as it is shown and stored, and as what its paths start with."""
+    """Return a store as it is shown and stored, and as what its paths start with."""
     address = parse(store)
     if address.scheme == "unix":
         raise BadAddress(

@@ -3,7 +3,7 @@
 Promise: that of keyed.py. A reply that is lost is asked for again, for some seconds; a save that fails after
 that is a `CheckpointError`.
 
-Everybody who can write to the server can write here, so seals need a key that all have (`shared`).
+All users that can write to the server can write here, so seals need a key that all have (`shared`).
 Paths: names.py. Not here: what a checkpoint contains, and whether it can be trusted.
 """
 
@@ -70,7 +70,7 @@ class RedisStore(KeyedStore):
 
 
 def _address(where: str) -> str:
-    """The store alone, with its credentials, of what may be the path of a checkpoint."""
+    """Return the store alone, with its credentials, of what may be the path of a checkpoint."""
     if where.lower() in ("redis://", "rediss://"):
         where = os.environ.get(URL_VARIABLE, "").strip()
         if not where:

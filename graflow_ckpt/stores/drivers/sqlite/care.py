@@ -1,12 +1,12 @@
-"""Looking after the database of a SQLite store: a backup while it is used, and room given back.
+"""Looking after the database of a SQLite store: a backup while it is used, and free pages released.
 
-Promise: `backup` makes a copy of one moment, whole, on the disk and looked through, or none; those who save
-meanwhile are not kept waiting, and a copy that was there before stays until the new one takes its place.
-`vacuum` gives back what was deleted, in steps, between which others write.
+Promise: `backup` makes a copy of one moment, whole, on the disk and looked through, or none; processes that
+save meanwhile do not wait, and a copy that was there before stays until the new one replaces it.
+`vacuum` releases what was deleted, in steps, between which others write.
 
-Copying the file itself does neither: its newest commits are in the log beside it. A backup is put back by
-putting it in the place of the database, and of its log, while nobody uses them.
-Not here: which checkpoints are to go.
+Copying the file itself does neither: its newest commits are in the log beside it. To restore a backup, put
+it in the place of the database, and of its log, while no process uses them.
+Not here: which checkpoints are deleted.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from graflow_ckpt.stores.files.disk import Disk, open_own, refusing
 from graflow_ckpt.stores.files.lock import held
 
 Progress = Callable[[int, int], None]
-"""Told how many pages are done, and of how many."""
+"""Called with how many pages are done, and of how many."""
 
-_PAGES = 2000  # copied between two words of progress
-_STEP = 500  # pages given back in one transaction
+_PAGES = 2000  # copied between two calls of progress
+_STEP = 500  # pages released in one transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def backup(store: str, target: str | os.PathLike[str], progress: Progress | None
     if os.path.exists(copy) and os.path.samefile(copy, database.file):
         raise CheckpointError(f"{copy} is the database itself.", hint="Name another file.", path=copy)
     _check_unused(copy)
-    with refusing("write", copy), held(f"{copy}.lock"):  # what a killed one has left is nobody's else
+    with refusing("write", copy), held(f"{copy}.lock"):  # what a killed backup has left is ours
         _take_away(f"{copy}.tmp")
         try:
             _into_place(database, copy, progress)
@@ -57,7 +57,7 @@ def backup(store: str, target: str | os.PathLike[str], progress: Progress | None
 
 
 def _check_unused(copy: str) -> None:
-    """A log belongs to whatever is called like it, and does not say of which database it is: SQLite would
+    """Refuse a copy that has a log. A log does not say of which database it is: SQLite would
     write the pages of the former copy over those of the new one."""
     with suppress(FileNotFoundError):
         if os.path.getsize(f"{copy}-wal"):
@@ -89,7 +89,7 @@ def _take_away(staged: str) -> None:
 
 def _copy(database: Database, staged: str, progress: Progress | None) -> None:
     with closing(database.open("read")) as source, refusing_sqlite("back up into", staged):
-        # One look for all steps: else each commit of somebody else would begin the copy anew.
+        # One look for all steps: else each commit of another writer would begin it again.
         source.execute("BEGIN")
         source.execute("SELECT count(*) FROM sqlite_master").fetchone()
         with closing(sqlite3.connect(staged, isolation_level=None)) as copy:
@@ -109,7 +109,7 @@ def _look_through(copy: sqlite3.Connection, file: str) -> None:
 
 
 def vacuum(store: str, progress: Progress | None = None) -> Vacuumed:
-    """Give the room of what was deleted back to the disk."""
+    """Release the room of what was deleted to the disk."""
     database = Database(file_of(store))
     with closing(database.open("read")):
         before = _size(database.file)
@@ -125,7 +125,7 @@ def vacuum(store: str, progress: Progress | None = None) -> Vacuumed:
             progress(total - left, total)
         time.sleep(PAUSE)
     with closing(database.open("sync")) as connection, refusing_sqlite("vacuum", database.file):
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # or, while somebody reads, later
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # or, while others read, later
     return Vacuumed(before, _size(database.file))
 
 
@@ -134,7 +134,7 @@ def _free(connection: sqlite3.Connection) -> int:
 
 
 def _size(file: str) -> int:
-    """Of the database and its log."""
+    """Return the bytes of the database and its log."""
     size = os.path.getsize(file)
     with suppress(FileNotFoundError):
         size += os.path.getsize(f"{file}-wal")

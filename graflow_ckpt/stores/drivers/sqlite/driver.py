@@ -122,7 +122,7 @@ class SqliteDriver:
 
 
 class _Refused(Exception):
-    """What a batch was to rely on does not hold."""
+    """A condition that a batch relied on does not hold."""
 
 
 # Any: a connection's method.
@@ -143,7 +143,7 @@ def _put(execute: Any, put: Put, tag: Tag, at: float) -> None:
 
 
 def _aside(execute: Any, data: Buffer, size: int, former: int | None) -> int | None:
-    """The number of what is too large for the table of keys."""
+    """Store what is too large for the table of keys; return its number there."""
     if size <= _SMALL:
         if former is not None:
             execute("DELETE FROM large WHERE id = ?", (former,))

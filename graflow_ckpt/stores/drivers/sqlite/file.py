@@ -3,7 +3,7 @@
 Promise: `writing` is one transaction, all or nothing, on the disk when it ends (`easy`: with the next one
 that is not). Of several processes and threads that write, each waits for its turn, for `patience` seconds.
 Reading never waits for writers, and makes no file. A file that was put in the place of the former one is
-opened anew. What SQLite's errors mean to a person is said here, too: what happened to which file, and what
+opened again. What SQLite's errors mean to a user is said here, too: what happened to which file, and what
 to do.
 
 The file is opened by SQLite alone: POSIX takes all locks of a process off a file as soon as that process
@@ -11,7 +11,7 @@ closes any descriptor of it.
 
 Forks: SQLite notes in the memory of a process which locks that has on a file, and a child's copy of the
 notes is wrong: the locks stay with the parent. A connection that a child opens would be taken for one
-beside those of the parent and lock nothing, so that the parent's last one takes the log away while the
+beside those of the parent and lock nothing, so that the parent's last one deletes the log while the
 child commits to it.
 Promise: all idle connections are closed before a fork, so that a child opens a file like any other process.
 If one is still used then, by another thread, the child is refused that file, by name.
@@ -45,9 +45,9 @@ from graflow_ckpt.stores.files.trio import make_folders
 Identity = tuple[int, int]
 """Of a file: its device and number."""
 
-_GRACE: Final = 1.0  # seconds for other threads to come to the end of what they do
+_GRACE: Final = 1.0  # seconds for other threads to finish what they do
 
-_gate = threading.RLock()  # nobody opens a connection while the process forks
+_gate = threading.RLock()  # no thread opens a connection while the process forks
 _open: weakref.WeakSet[FileConnection] = weakref.WeakSet()
 _pools: weakref.WeakSet[Closing] = weakref.WeakSet()
 _carried: list[FileConnection] = []  # of a parent: not ours to close, so they are kept
@@ -56,7 +56,7 @@ _carried: list[FileConnection] = []  # of a parent: not ours to close, so they a
 class Closing(Protocol):
     """A pool."""
 
-    def close(self) -> None: ...  # what is idle
+    def close(self) -> None: ...  # closes what is idle
 
 
 class FileConnection(sqlite3.Connection):
@@ -72,7 +72,7 @@ class FileConnection(sqlite3.Connection):
 
 # Any: what `sqlite3.connect` takes.
 def connected(address: str, **options: Any) -> FileConnection:
-    """A connection that is looked after. Waits while the process forks."""
+    """Return a connection that is closed before forks. Wait while the process forks."""
     with _gate:
         connection = sqlite3.connect(address, factory=FileConnection, **options)
         _open.add(connection)
@@ -80,7 +80,7 @@ def connected(address: str, **options: Any) -> FileConnection:
 
 
 def look_after(pool: Closing) -> None:
-    """Its idle connections are closed before a fork."""
+    """Register a pool, whose idle connections are closed before each fork."""
     with _gate:
         _pools.add(pool)
 
@@ -132,7 +132,7 @@ _ADVICE = {
 
 
 def code_of(error: sqlite3.Error) -> int:
-    """The primary code; 0 where the error is Python's own."""
+    """Return the primary code; 0 where the error is Python's own."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
@@ -141,7 +141,7 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 def is_unconfirmed(error: sqlite3.Error) -> bool:
-    """Whether a commit that failed so may come back after a power cut: it was written, not synced."""
+    """Return whether a commit that failed so may come back after a power cut: written, but not synced."""
     return getattr(error, "sqlite_errorcode", 0) in (
         sqlite3.SQLITE_IOERR_FSYNC,
         sqlite3.SQLITE_IOERR_DIR_FSYNC,
@@ -186,20 +186,20 @@ def refusing(doing: str, file: str) -> Iterator[None]:
 
 PATIENCE = 30.0
 PAUSE = 0.002
-"""Seconds between two transactions of who has many: longer than somebody sleeps who waits for his turn."""
+"""Seconds between two transactions of a process that has many: longer than a waiting writer sleeps."""
 
 T = TypeVar("T")
 Kind = Literal["read", "sync", "easy"]
 
 _KEPT = 4  # idle connections of each kind
 _LOG = 1000
-"""Pages after which the log begins anew. To sync what takes the place of other bytes takes half as long as
+"""Pages after which the log begins again. To sync what takes the place of other bytes takes half as long as
 to sync what makes a file longer, so a short log pays, until carrying it over costs more than that."""
 _INDEX = 32 * 1024
 """Bytes by which SQLite makes the index of its log longer."""
 _LEAST = (3, 37)  # of SQLite: STRICT tables, RETURNING
 _CANNOT_WRITE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
-_making = threading.Lock()  # nobody opens a database while its file is made, see above
+_making = threading.Lock()  # no thread opens a database while its file is made, see above
 
 
 class _Pool:
@@ -254,7 +254,7 @@ class Database:
 
     @contextmanager
     def reading(self, doing: str = "read") -> Iterator[FileConnection | None]:
-        """A connection for statements that each see the newest commit. None: there is no database."""
+        """Yield a connection for statements that each see the newest commit. None: there is no database."""
         with refusing(doing, self.file):
             connection = self._take("read")
             if connection is None:
@@ -272,7 +272,7 @@ class Database:
 
     @contextmanager
     def writing(self, doing: str = "write into", *, easy: bool = False) -> Iterator[FileConnection]:
-        """A transaction. It is rolled back if the block raises."""
+        """Yield a connection in a transaction. It is rolled back if the block raises."""
         kind: Kind = "easy" if easy else "sync"
         with refusing(doing, self.file):
             connection = self._take(kind)
@@ -290,11 +290,11 @@ class Database:
         return _identity(self.file) is not None
 
     def close(self) -> None:
-        """Close what is idle. Whoever uses the database afterwards opens it anew."""
+        """Close what is idle. The next use of the database opens it again."""
         self._pool_here().close()
 
     def open(self, kind: Kind) -> FileConnection:
-        """A connection of the caller's own, who closes it."""
+        """Return a connection of the caller's own, to be closed by the caller."""
         with refusing("open", self.file):
             connection = self._open(kind)
             if connection is None:
@@ -307,7 +307,7 @@ class Database:
         self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """Try it again while somebody else writes, with pauses so short that nobody is overtaken for long."""
+        """Try it again while another process writes, with pauses so short that none is overtaken for long."""
         end, pause = time.monotonic() + self.patience, 0.0002
         while True:
             try:
@@ -322,7 +322,7 @@ class Database:
         try:
             connection.rollback()
             if isinstance(error, sqlite3.Error) and is_unconfirmed(error):
-                # What was written stands in the log after the last commit that counts. Unless
+                # What was written is in the log after the last commit that counts. Unless
                 # something else takes its place, a power cut would bring it back.
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute("DELETE FROM large WHERE id = -1")
@@ -373,7 +373,7 @@ class Database:
             except sqlite3.OperationalError as error:
                 if kind != "read" or code_of(error) not in _CANNOT_WRITE or _has_log(self.file):
                     raise
-                # where nobody writes now, nothing changes: readable also without the log's index
+                # where no process writes now, nothing changes: readable also without the log's index
                 connection.close()
                 connection = self._bare("mode=ro&immutable=1", kind)
                 connection.lasts = False
@@ -404,7 +404,7 @@ class Database:
     def _settle(self, connection: FileConnection, kind: Kind) -> bool:
         """Make it what we need. False: there is nothing in it to be read."""
         execute = connection.execute
-        execute("PRAGMA trusted_schema = OFF")  # whoever can write the file could call functions in it
+        execute("PRAGMA trusted_schema = OFF")  # else a writer of the file could call functions in it
         execute("PRAGMA cache_size = -8192")
         if kind == "read":
             return not sqlite_schema.is_empty(connection)
@@ -441,7 +441,7 @@ class Database:
                 raise
 
     def _make(self) -> None:
-        """The empty file, ours alone to read, with its name on the disk."""
+        """Make the empty file, ours alone to read, with its name on the disk."""
         if self.is_there():
             return
         folder = os.path.dirname(self.file)

@@ -28,7 +28,7 @@ def is_sqlite(path: str) -> bool:
 
 
 def file_of(store: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The database that a URL means, as an absolute path."""
+    """Return the database that a URL means, as an absolute path."""
     rest = store.partition("://")[2]
     if rest in ("", "/"):
         return own_file(environment)
@@ -53,7 +53,7 @@ def file_of(store: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def own_file(environment: Mapping[str, str] = os.environ) -> str:
-    """The database that is used where none is named."""
+    """Return the database that is used where none is named."""
     folder = environment.get("XDG_DATA_HOME", "")
     if not os.path.isabs(folder):  # not set, or to be ignored, says the XDG specification
         folder = os.path.join(environment.get("HOME") or os.path.expanduser("~"), ".local", "share")
@@ -61,12 +61,12 @@ def own_file(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def folder_of(file: str) -> str:
-    """A database as what its paths start with."""
+    """Return a database as what its paths start with."""
     return f"{_SCHEME}:///{file}"
 
 
 def split(path: str) -> tuple[str, str]:
-    """The store of a path, "" where it leaves that open, and the name in it."""
+    """Return the store of a path, "" where that is left open, and the name in it."""
     rest = path.partition("://")[2]
     database, slash, name = rest.rpartition("/")
     if not slash:

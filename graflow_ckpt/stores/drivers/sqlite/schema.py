@@ -39,7 +39,7 @@ VERSION = len(_STEPS)
 
 
 def is_empty(connection: sqlite3.Connection) -> bool:
-    """Whether nothing has been made in it yet. Refuses what is not ours to use."""
+    """Return whether nothing has been made in it yet. Refuse what is not ours to use."""
     # first, since the tables and the two numbers come with one commit, which can be made just now
     empty = connection.execute("SELECT NOT EXISTS (SELECT 1 FROM sqlite_master)").fetchone()[0]
     application, version = _number(connection, "application_id"), _number(connection, "user_version")

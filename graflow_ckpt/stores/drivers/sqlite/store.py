@@ -48,11 +48,11 @@ class SqliteStore(KeyedStore):
         return path_of(self.folder, base) if base and (not store or file_of(store) == self.file) else None
 
     def close(self) -> None:
-        """Let go of the file until the next use."""
+        """Close the file until the next use."""
         self._database.close()
 
     def unsafe(self, path: str) -> str | None:
-        """Why anybody could have written that checkpoint; None if not everybody could."""
+        """Return why every user could have written that checkpoint; None if that is not so."""
         return anyones((self.file, f"{self.file}-wal"), os.path.dirname(self.file))
 
     def _pattern(self, pattern: str) -> str:

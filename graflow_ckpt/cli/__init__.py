@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; the exit status."""
+    """Run the command line; return the exit status."""
     from graflow_ckpt.cli.app import call
 
     return call(arguments)

@@ -73,7 +73,7 @@ class Commands(click.Group):
         raise click.UsageError(f"No such command {args[0]!r}. Did you mean: graflow-ckpt {meant}?", ctx)
 
     def _meant(self, ctx: click.Context, name: str) -> str:
-        """Return what a user meant who left out `checkpoints`, or mistyped; "": nothing is near."""
+        """Return what a user meant that left out `checkpoints`, or mistyped; "": nothing is near."""
         checkpoints = self.get_command(ctx, "checkpoints")
         if isinstance(checkpoints, click.Group) and name in checkpoints.commands:
             return f"checkpoints {name}"

@@ -1,7 +1,7 @@
 """Connecting: the command line as a client of a fleet, and the sessions that it finds and shows there.
 
-Who only looks on or steers needs no key: nothing that they send or read is sealed. What does need one
-says so before anything is done.
+A user who only reads or steers needs no key: nothing that they send or read is sealed. What does need
+one says so before anything is done.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MANY = 200  # ids that a shell is offered
 
 
 def connect(resolved: Resolved, *, key: bool = False, timeout: float = 5.0) -> Client:
-    """A client of the fleet that was named; `key`: something is going to be sealed."""
+    """Connect to the fleet that was named; `key`: something is going to be sealed."""
     assert resolved.url is not None
     keyring = Keyring.load(local=False) if key or not uses_local_key() else None
     link = open_link(resolved.url, timeout=timeout)
@@ -43,12 +43,12 @@ def connect(resolved: Resolved, *, key: bool = False, timeout: float = 5.0) -> C
 
 
 def client_of(ctx: click.Context, *, key: bool = False) -> Client:
-    """Of what the command line and its surroundings say."""
+    """Return the client of the fleet that command line and environment name."""
     return connect(with_fleet(ctx), key=key)
 
 
 def some_sessions(ctx: click.Context) -> list[str]:
-    """For the completion of a shell: in a moment or not at all."""
+    """Return sessions for the completion of a shell: in a moment or not at all."""
     try:
         if not configured(ctx):
             return []
@@ -59,7 +59,7 @@ def some_sessions(ctx: click.Context) -> list[str]:
 
 
 def session_at(client: Client, session: str) -> Handle:
-    """A session that is there; who has mistyped it is told what comes near."""
+    """Return a session that is there; the error for a mistyped one names the nearest."""
     handle = client.session(check_session_id(session))
     try:
         handle.status()
@@ -69,7 +69,7 @@ def session_at(client: Client, session: str) -> Handle:
 
 
 def handle_of(ctx: click.Context, session: str) -> Handle:
-    """The same, at the fleet that is meant."""
+    """Return the same, at the fleet that is meant."""
     return session_at(client_of(ctx), session)
 
 
@@ -100,7 +100,7 @@ _REASON = 60  # characters of it in a table
 def rows_of(
     client: Client, *, workflow: str | None = None, unfinished: bool = False, limit: int | None = None
 ) -> list[Status]:
-    """The newest first. One whose time is over may still be in the list, and is left out."""
+    """Return the newest first. One whose time is over may still be in the list, and is left out."""
     found: list[Status] = []
     for row in read_all(client.link, client.sessions()):
         if workflow in (None, row.workflow) and not (unfinished and row.status in FINISHED):

@@ -1,6 +1,6 @@
-"""The live block: one line of counts, one of the last checkpoint, a bar per task that tells its progress.
+"""The live block: one line of counts, one of the last checkpoint, a bar per task that reports its progress.
 
-Doors are what a program knows as stdout and stderr, while a live block may stand below its output. They are
+Doors are what a program knows as stdout and stderr, while a live block may be below its output. They are
 put up before the program starts, because it may keep them: a logging handler that was made early has to write
 above the block as well. A forked child has no thread that draws, and must not wait for its lock: its doors
 lead to the real streams.
@@ -32,7 +32,7 @@ _spinner = Spinner("dots", style="cyan")
 
 
 def block(tally: Tally) -> RenderableType:
-    """The picture of now."""
+    """Draw the picture of now."""
     head = Table.grid(padding=(0, 1))
     head.add_row(_spinner, Text.assemble((tally.workflow, "bold"), f" {tally.session}"), Text(tally.counts))
     rows: list[RenderableType] = [head]
@@ -99,7 +99,7 @@ class Doors:
         os.register_at_fork(after_in_child=self._open_in_child)
 
     def lead_above(self, console: Console) -> None:
-        """What goes to the terminal is written above the block; a file gets what is meant for it."""
+        """Write what goes to the terminal above the block; a file gets what is meant for it."""
         self.err.leads_to = FileProxy(console, self.err.real)
         if self.out.real.isatty():
             self.out.leads_to = FileProxy(console, self.out.real)
@@ -109,7 +109,7 @@ class Doors:
             door.leads_to = door.real
 
     def open(self) -> None:
-        """To the real streams again."""
+        """Lead to the real streams again."""
         for door in (self.out, self.err):
             door.leads_to, before = door.real, door.leads_to
             if before is not door.real:
@@ -120,7 +120,7 @@ WIDTH = 30
 
 
 def remote_block(status: Status, rate: float) -> RenderableType:
-    """The picture of now."""
+    """Draw the picture of now."""
     head = Table.grid(padding=(0, 1))
     title = Text.assemble((clean(status.workflow), "bold"), f" {status.session} {status.status}")
     head.add_row(_spinner, title)
@@ -130,7 +130,7 @@ def remote_block(status: Status, rate: float) -> RenderableType:
 
 
 def _bar(status: Status) -> ProgressBar:
-    """A loop counts as one task, and a branch that is not taken as done."""
+    """Draw the bar: a loop counts as one task, and a branch that is not taken as done."""
     done = status.completed + status.failed + status.skipped
     if status.tasks is None:
         return ProgressBar(total=None, pulse=True, width=WIDTH)

@@ -48,7 +48,7 @@ class Place:
 
 
 def find_place(store: str, what: str | None, *, latest: bool = False) -> Place:
-    """By path, session or workflow; without any, the one unfinished session."""
+    """Find by path, session or workflow; without any, the one unfinished session."""
     if what is None:
         return _the_only(store, latest)
     path = checkpoint_path(what)
@@ -121,14 +121,14 @@ def _chosen(manner: Manner, places: Sequence[str], name: str) -> str:
 
 
 def no_checkpoint(path: str) -> CheckpointNotFound:
-    """What is said where a checkpoint was named that is not there."""
+    """Return the error for a checkpoint that was named and is not there."""
     return expired(open_store_of(path), path) or CheckpointNotFound(
         f"There is no checkpoint {path}.", hint="See: graflow-ckpt checkpoints list.", path=path
     )
 
 
 def neither(store: str, name: str) -> CheckpointNotFound | NoSession:
-    """What is said where a checkpoint or a session of a store was named that is not there."""
+    """Return the error for a checkpoint or a session that was named and is not in the store."""
     if os.sep in name or name.endswith(".pkl"):
         return CheckpointNotFound(f"There is no checkpoint {name}.", path=name)
     near = get_close_matches(name, [row.session for row in overview(store)], 3)
@@ -161,7 +161,7 @@ def _the_only(store: str, latest: bool) -> Place:
 
 
 def checkpoint_path(what: str) -> str | None:
-    """The `.pkl` path of a checkpoint, if one is there under this name or one of its files'."""
+    """Return the `.pkl` path of a checkpoint, if one is there under this name or one of its files'."""
     base = what
     for suffix in _SUFFIXES:
         if what.endswith(suffix):
@@ -174,7 +174,7 @@ def checkpoint_path(what: str) -> str | None:
 
 
 def by_path(path: str) -> Place:
-    """The cut of that path, in the session's own store."""
+    """Return the cut of that path, in the session's own store."""
     place = open_store_of(path)
     keyring = Keyring.for_store(place)
     try:
@@ -196,7 +196,7 @@ def _is_there(path: str) -> bool:
 
 
 def _shown(folder: str) -> str:
-    """Relative, if it is a folder below here: `checkpoints` is what people have typed."""
+    """Return a folder below here as relative: `checkpoints` is what users have typed."""
     if "://" in folder:
         return folder
     relative = os.path.relpath(folder)
@@ -204,7 +204,7 @@ def _shown(folder: str) -> str:
 
 
 def by_session(store: str, session: str) -> Place:
-    """The newest good cut of a session."""
+    """Return the newest good cut of a session."""
     place = open_store(store)
     skipped: list[tuple[str, CheckpointError]] = []
     for path, found in history.newest(place, Keyring.for_store(place), session):
@@ -221,7 +221,7 @@ def by_session(store: str, session: str) -> Place:
 
 
 def gone_on(place: Place) -> list[str]:
-    """What the session has done after a named cut: later cuts of its line, records of its journal."""
+    """Return what the session did after a named cut: later cuts of its line, records of its journal."""
     store = place.kept_in
     sequence = int(place.found.meta["sequence"])
     later = [
@@ -236,7 +236,7 @@ def gone_on(place: Place) -> list[str]:
 
 
 def is_kept(place: Place) -> bool:
-    """Whether the cut lies where its session looks for cuts; a copy elsewhere does not."""
+    """Return True if the cut is where its session looks for cuts; a copy elsewhere is not."""
     folder = open_store_of(place.found.path).folder
     return os.path.realpath(folder) == os.path.realpath(place.store.removeprefix("file://"))
 
@@ -278,7 +278,7 @@ def argv_of(place: Place) -> tuple[str, ...]:
 
 
 def origin_of(place: Place) -> ProgramOrigin:
-    """From verified metadata only: what is named here will be run."""
+    """Return the program, from verified metadata only: what is named here will be run."""
     file, argv = place.found.meta.get("file"), argv_of(place)
     if file is not None:
         if not os.path.isfile(file):

@@ -33,13 +33,13 @@ def manner_of(ctx: click.Context) -> Manner:
 
 
 def common(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--json` and `--traceback`: of every command, whose context has what they say in its manner."""
+    """Add `--json` and `--traceback`: to every command; its context has what they say in its manner."""
     text = "Show where an error of graflow-ckpt comes from."
     return as_json(_flag("--traceback", "traceback", text)(function))
 
 
 def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--json` alone, for a command that has another `--traceback`."""
+    """Add `--json` alone, for a command that has another `--traceback`."""
     return _flag("--json", "json", "JSON instead of text.")(click.pass_context(function))
 
 
@@ -52,7 +52,7 @@ def _flag(flag: str, name: str, text: str) -> Callable[[F], F]:
 
 
 def _typed(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Whatever the shell itself completes: a folder, a file."""
+    """Return a completion that the shell itself does: of a folder, of a file."""
     return lambda ctx, parameter, incomplete: [CompletionItem(incomplete, type=kind)]
 
 
@@ -64,12 +64,12 @@ def default_store() -> str:
 
 
 def store(function: F) -> F:
-    """`--store`, with the same default as a program's."""
+    """Add `--store`, with the same default as a program's."""
     return _store_option(words.parse_store, "checkpoints")(function)
 
 
 def found_store(function: F) -> F:
-    """`--store` of a command that looks for something: by default all places used."""
+    """Add `--store` of a command that looks for something: by default all places used."""
     return _store_option(_parse_store, "checkpoints, then all places used")(function)
 
 
@@ -98,7 +98,7 @@ def _parse_store(ctx: click.Context, parameter: click.Parameter, given: str) -> 
 
 
 def of_program(function: F) -> F:
-    """What `run` and `submit` have in common: a program, its arguments, and inputs."""
+    """Add what `run` and `submit` have in common: a program, its arguments, and inputs."""
     for option in reversed((
         click.argument("target", metavar="FILE.py|MODULE[:WORKFLOW]", shell_complete=complete_files),
         click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]"),
@@ -110,7 +110,7 @@ def of_program(function: F) -> F:
 
 
 def running(function: F) -> F:
-    """What `run` and `resume` have in common."""
+    """Add what `run` and `resume` have in common."""
     for option in reversed((
         click.option("--max-steps", type=click.IntRange(min=1), metavar="N",
                      help="Stop after so many steps, counted over all resumes."),
@@ -156,16 +156,16 @@ def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:  
 
 
 def kept(*flags: str, **options: Any) -> Callable[[F], F]:  # Any: what click.option takes
-    """An option that is a setting; its name is the setting's."""
+    """Return an option that is a setting; its name is the setting's."""
     return click.option(*flags, callback=_keep, expose_value=False, **options)
 
 
 def fleet(function: F) -> F:
-    """`--url`, `--rq-url` and `--config`: of every command that speaks to a fleet.
+    """Add `--url`, `--rq-url` and `--config`: to every command that speaks to a fleet.
 
     They do not become arguments of a command: they are gathered per call of the command line, so that
     `sessions --url … purge` and `sessions purge --url …` mean the same. pydantic is loaded when a
-    command asks for what they come to.
+    command asks for their values.
     """
     for option in reversed((
         kept("--url", "redis_url", metavar="URL",
@@ -179,7 +179,7 @@ def fleet(function: F) -> F:
 
 
 def of_fleet(function: F) -> F:
-    """The same for a command that needs a fleet: that none is named is said before a package is missed."""
+    """Add the same to a command that needs a fleet: one not named is reported before a missing package."""
 
     @wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:  # Any: of the command that it wraps
@@ -191,35 +191,35 @@ def of_fleet(function: F) -> F:
 
 
 def is_server(store: str) -> bool:
-    """Whether a fleet can be there: at the address of a Redis server, and of nothing else."""
+    """Return True if a fleet can be there: at the address of a Redis server, and of nothing else."""
     scheme, separator, _ = store.partition("://")
     return bool(separator) and scheme.lower() in SCHEMES
 
 
 def name_fleet(ctx: click.Context, url: str) -> None:
-    """As if `--url` had been typed."""
+    """Name a fleet as if `--url` had been typed."""
     ctx.meta.setdefault(_KEPT, {})["redis_url"] = url
 
 
 def named(ctx: click.Context) -> bool:
-    """Was a fleet named on the command line?"""
+    """Return True if a fleet was named on the command line."""
     return "redis_url" in ctx.meta.get(_KEPT, {})
 
 
 def configured(ctx: click.Context) -> bool:
-    """Is a fleet named anywhere? Checks nothing, so that pydantic is not needed to find out."""
+    """Return True if a fleet is named anywhere. Checks nothing, so that pydantic is not needed."""
     return "redis_url" in gather(ctx.meta.get(_KEPT), ctx.meta.get(_CONFIG)).values
 
 
 def settings(ctx: click.Context) -> Resolved:
-    """All settings as they count."""
+    """Return all settings as they count."""
     given = gather(ctx.meta.get(_KEPT), ctx.meta.get(_CONFIG))
 
     return lazy.settings.resolve(given)
 
 
 def with_fleet(ctx: click.Context) -> Resolved:
-    """The same, and a server has to be named; from here on this process's environment says so, too."""
+    """Return the same; refuse if no server is named. This process's environment has it from now on."""
     resolved = settings(ctx)
     if resolved.url is None:
         raise no_fleet()
@@ -253,20 +253,20 @@ def complete_sessions(ctx: click.Context, parameter: click.Parameter, incomplete
 
 
 def complete_remote(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """Sessions of the fleet that is set up; a server that does not answer at once is as good as none."""
+    """Complete sessions of the fleet that is set up; a server that does not answer at once counts as none."""
     if not configured(ctx):
         return []  # without loading what speaks to servers
     return [CompletionItem(name) for name in lazy.client.some_sessions(ctx) if name.startswith(incomplete)]
 
 
 def complete_everywhere(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """Sessions of the fleet and of the store, and the paths of checkpoints."""
+    """Complete sessions of the fleet and of the store, and the paths of checkpoints."""
     remote = [] if os.sep in incomplete else complete_remote(ctx, parameter, incomplete)
     return complete_places(ctx, parameter, incomplete) + remote
 
 
 def complete_places(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    """Sessions and the paths of checkpoints."""
+    """Complete sessions and the paths of checkpoints."""
     store = _named_store(ctx)
     folder = os.path.dirname(incomplete) if os.sep in incomplete else store
     paths = [CompletionItem(path) for path in checkpoint_paths(folder) if path.startswith(incomplete)]
@@ -274,7 +274,7 @@ def complete_places(ctx: click.Context, parameter: click.Parameter, incomplete: 
     return complete_sessions(ctx, parameter, incomplete) + (paths or folders)
 
 
-# What file names alone tell, or a database on this machine. No checkpoint is opened, so that a tab costs one
+# What file names alone say, or a database on this machine. No checkpoint is opened, so that a tab costs one
 # listing of a folder, or one query. Servers are not asked: a user would wait for them. What is offered is
 # checked by the command that gets it.
 
@@ -284,7 +284,7 @@ _MANY = 500  # checkpoints that are looked at for ids
 
 
 def session_names(folder: str) -> dict[str, str]:
-    """Sessions that have checkpoints in a folder, and how far the newest is."""
+    """Return sessions that have checkpoints in a folder, and how far the newest is."""
     if lazy.sqlite_names.is_sqlite(folder):
         return _in_database(folder)
     newest: dict[str, tuple[int, str]] = {}
@@ -309,7 +309,7 @@ def _in_database(store: str) -> dict[str, str]:
 
 
 def checkpoint_paths(folder: str) -> list[str]:
-    """The checkpoints in a folder."""
+    """Return the checkpoints in a folder."""
     found = [name.removesuffix(_META) + ".pkl" for name in _listing(folder) if name.endswith(_META)]
     return [os.path.join(folder, name) for name in sorted(found)]
 

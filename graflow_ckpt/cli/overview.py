@@ -32,7 +32,7 @@ _PLACEHOLDER = ("plain", b"\xc0")
 def standing(
     store: CheckpointStore, found: Found, *, journal: bool, until_damage: bool = False
 ) -> tuple[SessionState, int]:
-    """The state at a cut, and with `journal` what the records after it make of it; how many."""
+    """Return the state at a cut, with `journal` as the records after it change it; and how many."""
     state = restore(found.facts, _no_values(found.facts))
     if not journal:
         return state, 0
@@ -43,7 +43,7 @@ def standing(
 
 
 def _no_values(facts: Document) -> dict[str, Any]:
-    """A payload in which nothing has a value."""
+    """Return a payload in which nothing has a value."""
     references = [spec["task_data"]["ref"] for spec in facts["pending_tasks"] if spec["task_data"]]
     return {
         "plain": {},
@@ -79,7 +79,7 @@ class SessionRow:
 
 
 def overview(store: str) -> list[SessionRow]:
-    """The sessions of a store, the newest first."""
+    """Return the sessions of a store, the newest first."""
     place = open_store(store)
     counts: dict[str, int] = {}
     for path, raw in place.list():
@@ -112,7 +112,7 @@ def _row(place: CheckpointStore, keyring: Keyring, session: str, count: int) -> 
 
 
 def _newest(place: CheckpointStore, keyring: Keyring, session: str) -> Iterator[Found | CheckpointError]:
-    """One that a later version has written is the last thing that can be said."""
+    """Yield the newest cuts; one that a later version has written is the last that is known."""
     try:
         yield from (found for _, found in history.newest(place, keyring, session))
     except SchemaUnsupported as error:
@@ -120,7 +120,7 @@ def _newest(place: CheckpointStore, keyring: Keyring, session: str) -> Iterator[
 
 
 def _state(place: CheckpointStore, found: Found, notes: list[str]) -> SessionState:
-    """With the journal, where there is one and it can be read."""
+    """Return the state with the journal, where there is one and it can be read."""
     try:
         state, replayed = standing(place, found, journal=True)
     except CheckpointError as error:
@@ -132,14 +132,14 @@ def _state(place: CheckpointStore, found: Found, notes: list[str]) -> SessionSta
 
 
 def status_now(saved: str, *, alive: bool) -> str:
-    """What a session that was saved in that status is now."""
+    """Return what a session that was saved in that status is now."""
     if saved in ("running", "closing", "failing"):
         return "running" if alive else "interrupted"
     return saved
 
 
 def _session_of(path: str, raw: bytes) -> str:
-    """As an unverified meta claims it."""
+    """Return the session as an unverified meta claims it."""
     try:
         found = json.loads(raw)["session_id"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -148,7 +148,7 @@ def _session_of(path: str, raw: bytes) -> str:
 
 
 def mention(manner: Manner, tally: Tally) -> None:
-    """Say which session of the workflow could go on, where a new one starts."""
+    """Say which session of the workflow could continue, where a new one starts."""
     try:
         found = [
             row

@@ -27,7 +27,7 @@ SAVES = 1.0  # seconds between two lines about checkpoints
 
 
 class Tally:
-    """What the events of one session add up to; made of the one with which it starts.
+    """The sum of one session's events; made of the one with which it starts.
 
     Shows nothing by itself.
     """
@@ -84,7 +84,7 @@ class Tally:
             return
         self.running.pop(task, None)
         done, total = self.bars.get(task, (0, None))
-        if total is None or done >= total:  # else it tells the progress of a loop, and comes again
+        if total is None or done >= total:  # else it reports the progress of a loop, and runs again
             self.bars.pop(task, None)
 
     @property
@@ -153,7 +153,7 @@ class Reporter:
         pass
 
     def ended(self, tally: Tally) -> None:
-        if tally.status != "interrupted":  # the engine itself says from where that goes on
+        if tally.status != "interrupted":  # the engine itself says from where that continues
             self.manner.note(f"session {tally.session}: {closing(tally)}")
 
     def finished(self, tally: Tally) -> None:
@@ -164,7 +164,7 @@ class Reporter:
 
 
 def opening(event: Event, tally: Tally) -> str:
-    """What a new session is going to be; a command to resume it only if that would find something."""
+    """Return what a new session will be, with a command to resume it if that would find something."""
     if event.facts.get("saved") or event.facts.get("recorded"):
         return f"new; if it is interrupted: {words.resume_command(tally.session, tally.store)}"
     if event.facts["kept"]:
@@ -173,7 +173,7 @@ def opening(event: Event, tally: Tally) -> str:
 
 
 def closing(tally: Tally) -> str:
-    """How it ended, and what to do next."""
+    """Return how it ended, and what to do next."""
     command = words.resume_command(tally.session, tally.store)
     own = f"{tally.step - tally.first_step} in this run, {tally.seconds:.3g} s"
     steps = f"after {words.counted(tally.step, 'step')} ({own})"
@@ -192,7 +192,7 @@ def closing(tally: Tally) -> str:
 
 
 class PlainLines(Reporter):
-    """For a pipe, a log, a person with --no-progress."""
+    """For a pipe, a log, a user with --no-progress."""
 
     def __init__(self, manner: Manner, mention: Mention, *, progress: bool = True) -> None:
         super().__init__(manner, mention)
@@ -234,7 +234,7 @@ class JsonLines(Reporter):
 
 
 class LiveBlock(Reporter):
-    """For a terminal: what runs now stands below what the program prints."""
+    """For a terminal: what runs now is below what the program prints."""
 
     def __init__(self, manner: Manner, mention: Mention) -> None:
         super().__init__(manner, mention)
@@ -265,7 +265,7 @@ class LiveBlock(Reporter):
 
         console = Console(file=self._doors.err.real, highlight=False)
         live = Live(
-            self,  # rendered anew for each picture
+            self,  # rendered again for each picture
             console=console,
             refresh_per_second=8,
             transient=True,

@@ -1,4 +1,4 @@
-"""How a command speaks: a table on a terminal, plain columns on a pipe, JSON if asked.
+"""The output of a command: a table on a terminal, plain columns on a pipe, JSON if asked.
 
 Results go to stdout, everything said about them to stderr. Text from checkpoints is shown
 without control characters, so that a name cannot move the cursor. Long work has a bar for the user who
@@ -45,7 +45,7 @@ class Manner:
     # --- results -----------------------------------------------------------------------
 
     def document(self, document: Any) -> None:
-        """One JSON document on one line, or over several for a person."""
+        """Write one JSON document on one line, or over several on a terminal."""
         out = self.documents or sys.stdout
         person = self.documents is None and out.isatty()
         out.write(json.dumps(document, default=jsonable, indent=2 if person else None) + "\n")
@@ -54,7 +54,7 @@ class Manner:
     def table(
         self, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, right: Iterable[str] = ()
     ) -> None:
-        """Rows for people; columns in `right` are numbers."""
+        """Print rows of text; columns in `right` are numbers."""
         texts = [["" if cell is None else clean(str(cell)) for cell in row] for row in rows]
         if sys.stdout.isatty() and _pretty(columns, texts, set(right)):
             return
@@ -70,7 +70,7 @@ class Manner:
         click.echo(clean(text))
 
     def note(self, text: str) -> None:
-        """Beside the result."""
+        """Print a note on stderr, beside the result."""
         click.echo(f"graflow-ckpt: {clean(text)}", err=True)
 
     def ask(self, question: str) -> None:
@@ -96,7 +96,7 @@ class Manner:
             error.show()
 
     def failed(self, error: GraflowError) -> int:
-        """One clear message and what to do; the exit status."""
+        """Print one clear message and what to do; return the exit status."""
         if self.traceback:
             import traceback
 
@@ -116,17 +116,17 @@ class Manner:
 
 
 def style_of(text: str) -> str:
-    """How a word is coloured that says how something stands."""
+    """Return the colour of a word that says what state something is in."""
     return _COLORS.get(text, "")
 
 
 def clean(text: str) -> str:
-    """Without control characters."""
+    """Remove control characters."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def jsonable(value: Any) -> Any:
-    """What JSON does not know, in an error's ids."""
+    """Convert what JSON does not know, in an error's ids."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, (set, frozenset)):
@@ -137,7 +137,7 @@ def jsonable(value: Any) -> Any:
 
 
 def _pretty(columns: Sequence[str], texts: Sequence[Sequence[str]], right: set[str]) -> bool:
-    """Whether there was room for it."""
+    """Print a table; return False if there was no room for it."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -165,8 +165,8 @@ def _pretty(columns: Sequence[str], texts: Sequence[Sequence[str]], right: set[s
 
 
 def _folded(sizes: Mapping[str, int], right: set[str], room: int) -> tuple[int, set[str]]:
-    """How far apart columns stand, and which give way: the last one first, then the widest. An id or path
-    that is broken over lines cannot be copied. 0: there is no room even so, and the terminal breaks lines."""
+    """Return how far apart columns are, and which give way: the last one first, then the widest. An id or
+    path that is broken over lines cannot be copied. 0: no room even so, and the terminal breaks lines."""
     texts = sorted((name for name in sizes if name not in {"path", *right}), key=lambda name: -sizes[name])
     last = next((name for name in reversed([*sizes]) if name not in right), None)
     for gap in (2, 1):
@@ -201,7 +201,7 @@ Told = Callable[[int, int | None], None]
 
 @contextmanager
 def bar(doing: str, *, show: bool = True) -> Iterator[Told]:
-    """A bar while the block runs."""
+    """Show a bar while the block runs."""
     if not show or not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -216,7 +216,7 @@ def bar(doing: str, *, show: bool = True) -> Iterator[Told]:
 
 @contextmanager
 def counter(doing: str, total: int | None = None, *, show: bool = True) -> Iterator[Callable[[object], None]]:
-    """The same for one after the other: what it gives is called with each that is done."""
+    """Show a bar that counts: what it yields is called with each that is done."""
     count = 0
     with bar(doing, show=show) as told:
 
@@ -230,7 +230,7 @@ def counter(doing: str, total: int | None = None, *, show: bool = True) -> Itera
 
 
 def along(items: Sequence[T], doing: str, *, show: bool) -> Iterator[T]:
-    """The items, with a bar for those that are done."""
+    """Yield the items, with a bar for those that are done."""
     with counter(doing, len(items), show=show) as seen:
         for item in items:
             yield item

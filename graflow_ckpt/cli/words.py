@@ -1,4 +1,4 @@
-"""Words: strings of the command line as objects, and facts as words for people.
+"""Words: strings of the command line as objects, and facts as words for users.
 
 Strings are parsed here once; behind it there are policies, numbers and pairs.
 """
@@ -27,7 +27,7 @@ _ANSWERS = ("rerun", "skip", "fail")
 def parse_inputs(
     ctx: click.Context, parameter: click.Parameter, given: Sequence[str]
 ) -> dict[str, Any]:  # Any: whatever JSON can say
-    """`k=v`: JSON if it parses, else text."""
+    """Parse `k=v`: JSON if it parses, else text."""
     inputs: dict[str, Any] = {}
     for item in given:
         name, equals, text = item.partition("=")
@@ -43,7 +43,7 @@ def parse_inputs(
 
 
 def parse_every(ctx: click.Context, parameter: click.Parameter, given: Sequence[str]) -> Policy | None:
-    """`10` is steps, `30s` is time; several combine."""
+    """Parse `10` as steps, `30s` as time; several combine."""
     policy: Policy | None = None
     for item in given:
         try:
@@ -62,7 +62,7 @@ def _policy(item: str) -> Policy:
 
 
 def policy_of(text: str) -> Policy | None:
-    """Of `policy_text`."""
+    """Return the policy of a `policy_text`."""
     policy: Policy | None = None
     for item in text.split():
         policy = _policy(item) if policy is None else policy | _policy(item)
@@ -70,7 +70,7 @@ def policy_of(text: str) -> Policy | None:
 
 
 def policy_text(policy: Policy) -> str:
-    """A policy that `--every` has made, as it could be typed again."""
+    """Return a policy that `--every` has made, as it could be typed again."""
     match policy:
         case EveryN(steps):
             return str(steps)
@@ -82,7 +82,7 @@ def policy_text(policy: Policy) -> str:
 
 
 def parse_period(ctx: click.Context, parameter: click.Parameter, given: str | None) -> float | None:
-    """`90`, `90s`, `5m`, in seconds."""
+    """Parse `90`, `90s`, `5m`, in seconds."""
     if given is None:
         return None
     match = _PERIOD.match(given.strip())
@@ -92,7 +92,7 @@ def parse_period(ctx: click.Context, parameter: click.Parameter, given: str | No
 
 
 def parse_age(ctx: click.Context, parameter: click.Parameter, given: str | None) -> float | None:
-    """Like other times, but with a unit: where something is deleted, 7 may not mean 7 seconds."""
+    """Parse a time that needs a unit: where something is deleted, 7 may not mean 7 seconds."""
     match = _PERIOD.match(given.strip()) if given is not None else None
     if given is not None and (match is None or match[2] is None):
         why = f"{given!r} is not a valid duration: expected a number and a unit, such as 90s or 7d."
@@ -101,7 +101,7 @@ def parse_age(ctx: click.Context, parameter: click.Parameter, given: str | None)
 
 
 def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
-    """A folder as it is; an address without its password, which this process remembers."""
+    """Return a folder as it is; an address without its password, which this process remembers."""
     if given is not None and _is_database(given):
         raise click.BadParameter(
             f"{given} is a database, and its address is sqlite:///{given}.", ctx, parameter
@@ -120,14 +120,14 @@ def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | Non
         lazy.objects_names.place_of(given).remember()  # refused if there is a secret in it
         return given
     if given.partition("://")[0].lower() not in SCHEMES:
-        return given  # what it is, if anything, who opens it knows
+        return given  # what it is, if anything, is known when it is opened
     address = parse(given)
     address.remember()
     return f"{address}?{urlencode(address.options)}" if address.options else str(address)
 
 
 def _is_database(path: str) -> bool:
-    """A file of SQLite's, where a folder or an address is wanted."""
+    """Return True for a file of SQLite's, where a folder or an address is wanted."""
     try:
         with open(path, "rb") as file:
             return file.read(16) == b"SQLite format 3\0"
@@ -138,7 +138,7 @@ def _is_database(path: str) -> bool:
 def parse_answers(
     ctx: click.Context, parameter: click.Parameter, given: Sequence[str]
 ) -> tuple[tuple[str, str], ...]:
-    """`TASK=rerun|skip|fail`."""
+    """Parse `TASK=rerun|skip|fail`."""
     answers = []
     for item in given:
         task, _, answer = item.rpartition("=")
@@ -148,28 +148,28 @@ def parse_answers(
     return tuple(answers)
 
 
-# --- for people --------------------------------------------------------------------------
+# --- as text -----------------------------------------------------------------------------
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
+    """Return `1 step`, `2 steps`."""
     plural = "es" if noun.endswith("sh") else "s"
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{plural}"
 
 
 def resume_command(session: str, store: str, *more: str) -> str:
-    """What to type to go on."""
+    """Return what to type to resume."""
     where = [] if lazy.places.goes_without_saying(store) else ["--store", lazy.stores.as_typed(store)]
     return shlex.join(["graflow-ckpt", "resume", session, *where, *more])
 
 
 def fleet_command(*what: str) -> str:
-    """What to type about a session of a fleet; which fleet, its surroundings say."""
+    """Return what to type about a session of a fleet; which fleet, its surroundings say."""
     return shlex.join(["graflow-ckpt", *what])
 
 
 def seconds_since(iso: str, now: datetime | None = None) -> float | None:
-    """How long ago a checkpoint says that it was made."""
+    """Return how long ago a checkpoint says that it was made."""
     try:
         made = datetime.fromisoformat(iso)
     except (TypeError, ValueError):
@@ -180,7 +180,7 @@ def seconds_since(iso: str, now: datetime | None = None) -> float | None:
 
 
 def age(seconds: float | None) -> str:
-    """`3 s`, `4 min`, `2 h`, `5 d`."""
+    """Return `3 s`, `4 min`, `2 h`, `5 d`."""
     if seconds is None:
         return "?"
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
@@ -190,12 +190,12 @@ def age(seconds: float | None) -> str:
 
 
 def field(name: str, value: str) -> str:
-    """One line of what is shown of one thing."""
+    """Return one line of what is shown of one thing."""
     return f"  {name:<11} {value}"
 
 
 def size(count: int | None) -> str:
-    """`17 B`, `5.7 kB`, `1.2 GB`."""
+    """Return `17 B`, `5.7 kB`, `1.2 GB`."""
     if count is None:
         return "?"
     number = float(count)

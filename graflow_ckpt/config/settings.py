@@ -1,6 +1,6 @@
-"""Settings of a fleet, checked where they come in: this is the door that pydantic stands at.
+"""Settings of a fleet, checked where they come in: the only module that needs pydantic.
 
-Promise: what a command goes on with is complete and of the right kind. What is not is refused with the
+Promise: what a command gets is complete and of the right kind. What is not is refused with the
 place that says so (a flag, a variable, a file and its key) and with what is allowed there. Neither
 a key nor a password is in any message or repr.
 Not here: where values come from (sources.py), and the flags themselves (cli/options.py).
@@ -32,18 +32,18 @@ _PERIOD = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|)\s*\Z")
 
 
 def _seconds(value: object) -> object:
-    """`30`, `"30"`, `"30s"`, `"5m"`; anything else is left for the model to refuse."""
+    """Convert `30`, `"30"`, `"30s"`, `"5m"` to seconds; anything else is left for the model to refuse."""
     match = _PERIOD.match(value) if isinstance(value, str) else None
     return float(match[1]) * _SECONDS[match[2]] if match else value
 
 
 def _words(value: object) -> object:
-    """`["a", "b"]` or `"a, b"`."""
+    """Split `"a, b"` into words; `["a", "b"]` is left as it is."""
     return [word for word in re.split(r"[,\s]+", value) if word] if isinstance(value, str) else value
 
 
 def _number(value: object) -> object:
-    """A boolean would pass as one."""
+    """Return a boolean as text, which the model refuses: it would pass as a number."""
     return str(value) if isinstance(value, bool) else value
 
 
@@ -148,9 +148,10 @@ class Resolved:
                 return str(value)
 
     def export(self, environment: Any = os.environ) -> None:  # Any: os.environ is a mapping of its own
-        """What was resolved is from here on the environment of this process: programs and tasks that
-        submit something find the same fleet and the same key. What the environment knew of passwords is
-        not forgotten: an address may have been given without one."""
+        """Export what was resolved to the environment of this process: programs and tasks that submit
+        something find the same fleet and the same key. Passwords that the environment knew are remembered: an
+        address may have been given without one.
+        """
         if known := environment.get(variable("redis_url"), "").strip():
             with suppress(BadAddress):
                 parse(known).remember()
@@ -174,7 +175,7 @@ def resolve(given: Given) -> Resolved:
 
 
 def _refused(error: ValidationError, given: Given) -> BadSetting:
-    """The first mistake, with its place."""
+    """Return the error of the first mistake, with its place."""
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0])
     origin = given.origins.get(name, DEFAULT)

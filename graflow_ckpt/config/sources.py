@@ -30,18 +30,18 @@ FLAGS = {"redis_url": "--url"} | {
 
 
 class BadSetting(GraflowError, ValueError):
-    """A setting that cannot be: mend it where `.where` says, and start again."""
+    """A setting that is not valid: fix it where `.where` says, and start again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value comes from."""
+    """The source of a value."""
 
     kind: str  # flag, environment, file or default
     where: str = ""  # the flag, the variable, or the path of the file
 
     def of(self, name: str) -> str:
-        """As errors speak of it."""
+        """Return the name that errors use."""
         return f"{name} in [{SECTION}] of {self.where}" if self.kind == "file" else self.where or name
 
 
@@ -50,7 +50,7 @@ DEFAULT = Origin("default")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What is said somewhere, and where; what is said nowhere is not in it."""
+    """The values that some source sets, and the source of each; a value that none sets is not in it."""
 
     values: dict[str, Any] = field(default_factory=dict, repr=False)  # Any: not validated yet
     origins: dict[str, Origin] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def gather(
     config: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Given:
-    """All sources together. An empty variable is as good as none."""
+    """Return all sources together. An empty variable counts as none."""
     path = find(config, environment)
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
@@ -93,7 +93,7 @@ def gather(
 
 
 def find(config: str | None, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The file that is named, else the nearest one from the working folder up."""
+    """Return the file that is named, else the nearest one from the working folder up."""
     if named := config or environment.get(CONFIG_VARIABLE, "").strip():
         return Path(named)
     folder = Path.cwd()
@@ -104,7 +104,7 @@ def find(config: str | None, environment: Mapping[str, str] = os.environ) -> Pat
 
 
 def read(path: Path, *, named: bool) -> dict[str, Any]:
-    """Its section [fleet]; any other section, and any key that is none of ours, is a mistake."""
+    """Return its section [fleet]; refuse any other section, and any key that is none of ours."""
     import tomllib
 
     try:

@@ -17,7 +17,7 @@ from graflow_ckpt.core.state import Gate, SessionState
 
 
 def apply(state: SessionState, ops: Sequence[Op], now: float) -> list[Claim]:
-    """Carry out one transition; the claims that it hands out."""
+    """Carry out one transition; return the claims that it makes."""
     for op in ops:
         kind = op[0]
         if kind == "end" and state.claimed.get(op[1]) != op[2]:
@@ -216,7 +216,7 @@ _REOPENED = {"lost": "again", "failed": "direct"}
 
 
 def _reopen(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
-    """A new owner goes on: what had failed runs again, and a larger limit counts."""
+    """Continue under a new owner: what had failed runs again, and a larger limit counts."""
     state.epoch, state.max_steps, state.gap = op[1], op[2], None
     if state.status == "closing" and state.specs:  # terminated: what ran beside it is not started again
         if not state.claimed:
@@ -235,12 +235,12 @@ def _reopen(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
 
 
 def _gap(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
-    """From here on the journal lacks what was committed, until a checkpoint holds it."""
+    """Note that the journal lacks what is committed from here on, until a checkpoint holds it."""
     state.gap = op[1], op[2]
 
 
 def _release(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
-    """The claim of a dead owner is void; the spec comes before everything else of its priority."""
+    """Void the claim of a dead owner; the spec comes before all others of its priority."""
     key = op[1]
     del state.claimed[key]
     spec = state.specs[key] = state.specs[key]._replace(crashes=op[2])
@@ -255,7 +255,7 @@ def _doubt(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None
 
 
 def _quarantine(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
-    """It has taken its process down too often: kept aside, and the session pauses."""
+    """Set a spec aside that has taken its process down too often, and pause the session."""
     key, error = op[1], op[2]
     del state.claimed[key]
     task = state.specs[key].task_id
@@ -265,7 +265,7 @@ def _quarantine(state: SessionState, op: Op, now: float, claims: list[Claim]) ->
 
 
 def _answer(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
-    """A spec that was in doubt, or set aside, is scheduled as `how`; one that is neither stays as it is."""
+    """Schedule as `how` a spec that was in doubt, or set aside; one that is neither stays as it is."""
     key, how = op[1], op[2]
     if key not in state.claimed and key not in state.dead:
         return
@@ -278,7 +278,7 @@ def _answer(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
 
 
 def _again(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
-    """Completed tasks are taken back, with what they wait for; the plan enqueues their heads."""
+    """Undo completed tasks, with what they wait for; the plan enqueues their heads."""
     gone = set(op[1:])
     for task in gone:
         state.completed.pop(task, None)
@@ -298,12 +298,12 @@ def _again(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None
 
 
 def _absorb(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
-    """So many arrivals are still to come at a join that is done without them."""
+    """Expect so many more arrivals at a join that is done without them."""
     state.gates[op[1]] = Gate(op[2], 0, fired=True)
 
 
 def _clear(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
-    """Nothing is scheduled any more; the caller starts elsewhere, also in a session that had ended."""
+    """Clear all that is scheduled; the caller starts elsewhere, also in a session that had ended."""
     state.status, state.reason = "running", ""
     for table in (state.specs, state.ready, state.delayed, state.claimed, state.dead, state.gates):
         table.clear()

@@ -54,7 +54,7 @@ class Condition:
         )
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
-        """What it comes to."""
+        """Return the value of the condition."""
         try:
             return _Evaluation(values).of(self._root)
         except BadCondition as error:
@@ -67,7 +67,7 @@ class Condition:
 
 
 def parse(text: str) -> Condition:
-    """The condition of a text."""
+    """Parse the condition of a text."""
     if len(text) > MAX_TEXT:
         raise BadCondition(f"An expression of {len(text)} characters; {MAX_TEXT} are allowed.")
     try:
@@ -131,7 +131,7 @@ _ALLOWED: Final = (
 )  # fmt: skip
 
 
-# --- what it comes to ------------------------------------------------------------------------
+# --- evaluation ------------------------------------------------------------------------------
 
 
 def _add(left: Any, right: Any) -> Any:
@@ -239,7 +239,7 @@ class _Evaluation:
         raise BadCondition(f"{type(node).__name__} is not allowed in an expression.")
 
     def _items(self, nodes: list[ast.expr]) -> list[Any]:
-        """Of a list that the text itself makes, to be compared as a whole."""
+        """Return the items of a list that the text itself makes, to be compared as a whole."""
         return [_plain(self.of(node), "a list") for node in nodes]
 
     def _value(self, name: str) -> Any:
@@ -295,7 +295,7 @@ class _Evaluation:
 
 
 def _plain(value: Any, doing: str) -> Any:
-    """The value, if its class is a builtin one: others have code of their own for this."""
+    """Return the value, if its class is a builtin one: others have code of their own for this."""
     if type(value) not in _PLAIN and type(value).__module__ not in _HARMLESS:
         raise BadCondition(f"{doing} is not possible with a {_kind(value)}.")
     return value

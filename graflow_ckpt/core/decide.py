@@ -1,6 +1,6 @@
 """decide: what follows from an outcome. It knows the graph and never the state.
 
-done       put what was changed, end the spec, tell the successors
+done       put what was changed, end the spec, notify the successors
 again      next_iteration: the same task once more, its successors are not told
 goto       other tasks instead of the successors; what is cut off is skipped
 failed     a retry while there are retries; else as the session's on_failure has it
@@ -36,7 +36,7 @@ ANSWERS: dict[str, str] = {"rerun": "direct", "skip": "left", "fail": "failed"}
 
 
 def decide(graph: TaskGraph, claim: Claim, outcome: Outcome, on_failure: str) -> list[Op]:
-    """The ops of one transition."""
+    """Return the ops of one transition."""
     spec, number = claim
     route = graph.routes[spec.task_id]
     if isinstance(outcome, Done):
@@ -55,7 +55,7 @@ def decide(graph: TaskGraph, claim: Claim, outcome: Outcome, on_failure: str) ->
 
 
 def pass_on(graph: TaskGraph, claim: Claim) -> list[Op]:
-    """A spec without a body to run: a group that is through, or a task that is not taken."""
+    """Return the ops of a spec without a body: a group that is through, or a task that is not taken."""
     spec, number = claim
     route = graph.routes[spec.task_id]
     if spec.execution_strategy == "skip":
@@ -68,7 +68,7 @@ def pass_on(graph: TaskGraph, claim: Claim) -> list[Op]:
 
 
 def in_doubt(graph: TaskGraph, claim: Claim, choice: OnInterrupted) -> list[Op]:
-    """A spec whose worker died while it ran, by what was chosen for that."""
+    """Return the ops of a spec whose worker died while it ran, by what was chosen for that."""
     spec, number = claim
     match choice:
         case "rerun":
@@ -84,7 +84,7 @@ def in_doubt(graph: TaskGraph, claim: Claim, choice: OnInterrupted) -> list[Op]:
 
 
 def given_up(claim: Claim) -> list[Op]:
-    """A spec that was in doubt, and is to count as failed; when the session goes on, it runs."""
+    """Return the ops of a spec that was in doubt, and counts as failed; if the session continues, it runs."""
     why = f"WorkerDied: {claim.spec.task_id} was running when its worker died"
     return [("end", claim.spec.key, claim.number, "failed", why), ("status", "failing", why)]
 
@@ -124,7 +124,7 @@ def _with_data(op: Op, data: Cell | None) -> Op:
 
 
 def _goto(graph: TaskGraph, route: Route, gotos: list[Next]) -> list[Op]:
-    """Other tasks instead of the successors.
+    """Return the ops of other tasks instead of the successors.
 
     Going back up sends nothing onward: the way down will be walked again, and joins are told of the
     ways that will come twice, or not again. Going elsewhere skips what is cut off, up to the targets.
@@ -160,7 +160,7 @@ def _goto(graph: TaskGraph, route: Route, gotos: list[Next]) -> list[Op]:
 
 
 def _jump_past(graph: TaskGraph, route: Route, gates: list[str], item: Next) -> list[Op]:
-    """Joins that other branches feed, and that lead to the target: it must not run before them."""
+    """Return the jumps past joins that other branches feed: the target must not run before them."""
     if item.data is not None:
         raise GraphError(
             f"next_task({item.task!r}, goto=True): other branches of {gates[0]!r} lead to {item.task!r} as "
@@ -173,7 +173,7 @@ def _jump_past(graph: TaskGraph, route: Route, gates: list[str], item: Next) -> 
 
 
 def _arrive_for(graph: TaskGraph, route: Route, target: Route, partly: dict[str, int]) -> list[Op]:
-    """A target in another branch sends its arrivals twice: once for that branch, once for this one."""
+    """Return the arrivals that a target in another branch sends a second time, for this branch."""
     ops: list[Op] = []
     for name, sent in graph.sent_by(target.name).items():
         join = graph.routes[name]

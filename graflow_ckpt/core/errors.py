@@ -45,7 +45,7 @@ def _rebuild(kind: type[GraflowError], message: str, hint: str, ids: dict[str, A
 
 
 class GraphError(GraflowError, ValueError):
-    """The workflow as written cannot be run: mend the program."""
+    """The workflow as written cannot be run: fix the program."""
 
 
 class UnknownTask(GraphError, KeyError):
@@ -122,7 +122,7 @@ class TooLarge(NotStorable):
     """A value takes more room than its session allows. `.size` and `.limit` are in bytes."""
 
     def of(self, task: str) -> TooLarge:
-        """The same, of a task whose outcome cannot be committed for that."""
+        """Return the same error, of a task whose outcome cannot be committed for that."""
         return TooLarge(f"Task {task!r}: {self.message}", hint=self.hint, **{**self.ids, "task": task})
 
 
@@ -174,7 +174,7 @@ class NoSession(SessionError):
 
 
 class SessionDamaged(SessionError):
-    """Something stands in a session's tables that no version has written."""
+    """A session's tables hold something that no version has written."""
 
 
 class SessionCancelled(SessionError):
@@ -194,7 +194,7 @@ class InDoubt(SessionError):
 
 
 class Interrupted(SystemExit):
-    """Stopped by a signal; the same command goes on. Exit status 75: try again."""
+    """Stopped by a signal; the same command continues. Exit status 75: try again."""
 
     def __init__(self, message: str, session: str) -> None:
         super().__init__(75)
@@ -261,7 +261,7 @@ class KeyTaken(ServerError):
 
 
 class TaskError(GraflowError):
-    """A task came to a bad end that is not an exception of its own."""
+    """A task failed, and not by an exception of its own."""
 
 
 class RemoteError(TaskError):
@@ -291,7 +291,7 @@ class ReadOnlyChanged(TaskError):
 
 
 class ResultForgotten(TaskError):
-    """A result is asked for that `context.forget` has taken out of the session. `.name` says whose."""
+    """A result is asked for that `context.forget` has deleted from the session. `.name` is its name."""
 
 
 class GroupFailed(TaskError):

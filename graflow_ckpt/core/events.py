@@ -42,11 +42,11 @@ Observer = Callable[[Event], None]
 
 
 class Tracer(ABC):
-    """An observer that follows a session across processes: checkpoints keep where its trace stands."""
+    """An observer that follows a session across processes: checkpoints keep the state of its trace."""
 
     @abstractmethod
     def __call__(self, event: Event, /) -> None: ...
 
     @abstractmethod
     def trace_context(self, session: str, /) -> Mapping[str, str]:
-        """W3C headers (`traceparent`, `tracestate`) of what runs now; empty if nothing is recorded."""
+        """Return the W3C headers (`traceparent`, `tracestate`) of what runs; empty if none is recorded."""

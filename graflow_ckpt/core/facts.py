@@ -1,6 +1,6 @@
-"""Facts: the frozen values that travel between a body, the decision and the state.
+"""Facts: the frozen values that pass between a body, the decision and the state.
 
-A `TaskSpec` is one scheduled execution. An `Outcome` is what a body came to, with everything
+A `TaskSpec` is one scheduled execution. An `Outcome` is how a body ended, with everything
 it asks for. A `Transition` is a list of ops: flat tuples of strings, numbers and cells, which
 `apply` carries out and the journal stores as they are.
 
@@ -8,7 +8,7 @@ it asks for. A `Transition` is a list of ops: flat tuples of strings, numbers an
     ("end", key, claim, "completed", result)                   a body succeeded: a step
     ("end", key, claim, "passed" | "skipped" | "dropped")      no body, not taken, cancelled
     ("end", key, claim, "failed", error)                       kept aside for a resume
-    ("end", key, claim, "lost", error)                         failed, and the session goes on
+    ("end", key, claim, "lost", error)                         failed, and the session continues
     ("end", key, claim, "retry", due, error)                   the same spec once more
     ("put", name, cell, base)                                  base < 0: whatever was there
     ("append", name, cell)                                     never conflicts
@@ -19,12 +19,12 @@ it asks for. A `Transition` is a list of ops: flat tuples of strings, numbers an
     ("expect", gate, more, size, need)                         the join waits for more
     ("toward", gate, target, size, need)                       a branch jumps past the join to `target`
     ("skipped", task)                                          cut off: it will not run
-    ("claim", limit)                                           hand out the best specs
+    ("claim", limit)                                           claim the best specs
     ("cap", limit)                                             never more claims than this
     ("status", status, reason)                                 what the session is now
     ("task", name, record)                                     a task made at run time
     ("rng", cell)                                              random state after this commit
-    ("reopen", epoch, limit)                                   a new owner goes on
+    ("reopen", epoch, limit)                                   a new owner continues
     ("release", key, crashes)                                  a claim of a dead owner is void
     ("doubt", key, crashes)                                    so, and its task says what then
     ("quarantine", key, error)                                 it has killed too many: set aside, pause
@@ -142,7 +142,7 @@ NO_DATA = b""
 
 
 class Effects(NamedTuple):
-    """What a body changed and asked for, beside its result."""
+    """The changes and requests of a body, beside its result."""
 
     ops: tuple[Op, ...] = ()  # puts and appends
     nexts: tuple[Next, ...] = ()

@@ -33,7 +33,7 @@ class Copies(dict[str, Any]):
 
 
 class Route:
-    """Where a node leads, and what it waits for."""
+    """The edges of a node: where it leads, and what it waits for."""
 
     __slots__ = (
         "done", "forward", "indegree", "lenient", "loops", "name", "node", "options", "preds", "waits",
@@ -50,16 +50,16 @@ class Route:
         self.ways = 0  # forward edges that count, those of tasks made at run time included
         self.indegree = 0  # forward edges that count for its gate
         self.waits = False  # has a gate
-        self.lenient = False  # stands in a group that can do without it
+        self.lenient = False  # is in a group that can do without it
         self.done: tuple[Op, ...] = ()  # what a plain completion sends
 
     def enqueue(self) -> Op:
-        """A new spec of this node."""
+        """Return the op of a new spec of this node."""
         o = self.options
         return ("enqueue", self.name, None, o.priority, o.max_retries, o.queue, self.how)
 
     def arrive(self, ok: int) -> Op:
-        """One in-edge of this node is through."""
+        """Return the op that says that one in-edge of this node is through."""
         o = self.options
         return (
             "arrive", self.name, ok, self.indegree, self.need, o.priority, o.max_retries, o.queue, self.how,
@@ -71,7 +71,7 @@ class Route:
 
     @property
     def need(self) -> int:
-        """What the gate wants: see `state._arrive`."""
+        """The number of successes that the gate needs: see `state._arrive`."""
         return self.node.policy.need(self.indegree) if isinstance(self.node, Group) else 0
 
 
@@ -105,7 +105,7 @@ class TaskGraph:
         self.successors.setdefault(node.name, [])
 
     def add_edge(self, source: str, target: str) -> None:
-        """`target` follows `source`."""
+        """Add an edge: `target` follows `source`."""
         for name in (source, target):
             if name not in self.nodes:
                 self.get_node(name)  # which says what there is
@@ -113,7 +113,7 @@ class TaskGraph:
             self.successors[source].append(target)
 
     def get_node(self, name: str) -> Node:
-        """The node of that name."""
+        """Return the node of that name."""
         try:
             return self.nodes[name]
         except KeyError:
@@ -124,11 +124,11 @@ class TaskGraph:
             ) from None
 
     def task_names(self) -> list[str]:
-        """The tasks that have a body."""
+        """Return the names of the tasks that have a body."""
         return [name for name, node in self.nodes.items() if isinstance(node, Task)]
 
     def roots(self) -> list[str]:
-        """The nodes that nothing else leads to."""
+        """Return the nodes that nothing else leads to."""
         led_to = {target for source, target in self.edges() if source != target}
         return [name for name in self.nodes if name not in led_to]
 
@@ -178,7 +178,7 @@ class TaskGraph:
             route.done = tuple([same[target] for target in route.forward])
 
     def _entered_at(self, name: str) -> list[str]:
-        """The nodes that a start at this one runs first: of a group, what its members begin with."""
+        """Return the nodes that a start at this one runs first: of a group, what its members begin with."""
         group = self.get_node(name)
         if not isinstance(group, Group):
             return [name]
@@ -209,12 +209,12 @@ class TaskGraph:
                 work.extend(self.successors[name])
 
     def as_bag(self) -> TaskGraph:
-        """Each task stands for any number of copies of it: `resize[0]`, `resize[1]` …"""
+        """Make each task stand for any number of copies of it: `resize[0]`, `resize[1]` …"""
         self.nodes, self.routes = Copies(self.nodes), Copies(self.routes)
         return self
 
     def _mark_lenient(self) -> None:
-        """What stands in a group that can do without members, groups inside it included."""
+        """Mark the nodes of a group that can do without members, groups inside it included."""
         groups = [(r, r.node.inside) for r in self.routes.values() if isinstance(r.node, Group)]
         for route, inside in groups:
             if route.need != 0:
@@ -224,7 +224,7 @@ class TaskGraph:
                     other.lenient |= tasks < inside
 
     def extend(self, spawner: str, task: Task, before: tuple[str, ...]) -> None:
-        """A task made at run time joins a compiled graph; it stands before `before`."""
+        """Add a task made at run time to a compiled graph, before `before`."""
         if task.name in self.routes:
             route = self.routes[task.name]  # made again by a loop
             self.nodes[task.name] = route.node = task
@@ -250,7 +250,7 @@ class TaskGraph:
         return sum(self.routes[source].forward.count(target.name) for source in sources)
 
     def _counts(self, source: str, target: str) -> bool:
-        """An edge from where the start never leads does not hold up what it does lead to."""
+        """Return True if the edge counts: one from a node that never runs holds up no node that does."""
         return source in self.live or target not in self.live
 
     def _prepare(self, name: str) -> None:
@@ -259,7 +259,7 @@ class TaskGraph:
         route.done = (*onward, *(self.routes[t].enqueue() for t in route.loops))
 
     def gate(self, name: str) -> None:
-        """Whatever leads to this node arrives at its gate from now on."""
+        """Gate this node: whatever leads to it arrives at its gate from now on."""
         route = self.routes[name]
         if route.waits and route.indegree:
             return  # they do already; a join of many made at run time is asked for each of them
@@ -269,23 +269,23 @@ class TaskGraph:
             self._prepare(pred)
 
     def edge(self, source: str, target: str) -> Op:
-        """What `source` sends along its edge to `target` when it has completed."""
+        """Return what `source` sends along its edge to `target` when it has completed."""
         successor = self.routes[target]
         if successor.waits and self._counts(source, target):
             return successor.arrive(1)
         return successor.enqueue()
 
     def not_taken(self, route: Route, stop: frozenset[str], groups: bool) -> tuple[set[str], list[Op]]:
-        """The nodes that are cut off when `route` does not lead on, and what their joins are told."""
+        """Return the nodes that are cut off when `route` does not lead on, and the ops for their joins."""
         cut, partly = self.cut_off(route, stop, groups)
         return set(cut), [*(("skipped", target) for target in cut), *self.missed(partly)]
 
     def missed(self, partly: dict[str, int]) -> list[Op]:
-        """What joins are told of branches that do not come."""
+        """Return the ops for joins of branches that do not arrive."""
         return [self.routes[target].arrive(0) for target, count in partly.items() for _ in range(count)]
 
     def sent_by(self, name: str) -> dict[str, int]:
-        """What one run of a node sends to the joins that it leads to first."""
+        """Return what one run of a node sends to the joins that it leads to first."""
         sent: dict[str, int] = {}
         work = [name]
         while work:
@@ -298,11 +298,11 @@ class TaskGraph:
         return sent
 
     def walked_again(self, route: Route, targets: frozenset[str]) -> list[Op]:
-        """What joins are told when `route` goes back up to `targets` instead of leading on.
+        """Return the ops for joins when `route` goes back up to `targets` instead of leading on.
 
-        What `route` leads to runs once, for this round and the next: its joins will hear twice from ways in
-        that are walked again beside it. Other joins fire in each round: their ways in that are not walked
-        again have come before and stand; of a group at least one that is has to succeed once more.
+        What `route` leads to runs once, for this round and the next: its joins will get two arrivals from
+        ways in that are walked again beside it. Other joins fire in each round: their ways in that are not
+        walked again have come before and count; of a group at least one that is has to succeed once more.
         """
         again, below = self._led_to(targets), self._led_to((route.name,))
         ops: list[Op] = []
@@ -317,7 +317,7 @@ class TaskGraph:
         return ops
 
     def _led_to(self, names: Iterable[str]) -> set[str]:
-        """These nodes, and all that forward edges lead to from them."""
+        """Return these nodes, and all that forward edges lead to from them."""
         seen: set[str] = set()
         work = [*names]
         while work:
@@ -328,7 +328,7 @@ class TaskGraph:
         return seen
 
     def cut_off(self, route: Route, stop: frozenset[str], groups: bool) -> tuple[list[str], dict[str, int]]:
-        """The nodes all of whose edges are cut, and those of which some are, with how many.
+        """Return the nodes all of whose edges are cut, and those of which some are, with how many.
 
         Nothing is cut into `stop`. A group that can do without members is cut off itself only if
         `groups`: a failure inside it is for its gate to judge.
@@ -351,7 +351,7 @@ class TaskGraph:
     # --- cycles ------------------------------------------------------------------------
 
     def _sort_edges(self) -> tuple[set[tuple[str, str]], set[str]]:
-        """Depth first from the starts, then from whatever is left: edges back up are loops."""
+        """Sort the edges depth first from the starts, then from what is left: edges back up are loops."""
         loops: set[tuple[str, str]] = set()
         done: set[str] = set()
         on_path: set[str] = set()
@@ -384,7 +384,7 @@ class TaskGraph:
         return loops, live or set()
 
     def _refuse_two_entries(self, loops: set[tuple[str, str]]) -> None:
-        """Every way from the starts into a loop has to pass the task that the loop goes back to."""
+        """Refuse a way from the starts into a loop that does not pass the task that the loop goes back to."""
         for source, target in sorted(loops):
             if source not in self.live or source == target:
                 continue
@@ -404,7 +404,7 @@ class TaskGraph:
                     stack.extend(self.successors[name])
 
     def is_ancestor(self, name: str, of: str) -> bool:
-        """Whether forward edges lead from `name` to `of`."""
+        """Return True if forward edges lead from `name` to `of`."""
         seen: set[str] = set()
         stack = [name]
         while stack:

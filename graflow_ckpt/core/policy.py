@@ -1,4 +1,4 @@
-"""When the engine cuts by itself: frozen values with one pure method.
+"""Policies, by which the engine cuts by itself: frozen values with one pure method.
 
 They combine with `|`. Signals, failures and requests are not policies: they cut where the
 values on loan allow it.
@@ -14,7 +14,7 @@ from graflow_ckpt.core.errors import GraphError
 
 
 class Since(NamedTuple):
-    """What has happened since the last cut."""
+    """The facts since the last cut."""
 
     steps: int
     seconds: float
@@ -27,7 +27,7 @@ class Since(NamedTuple):
 
 
 class Policy:
-    """What all policies share: they can be combined."""
+    """A policy; all of them can be combined."""
 
     __slots__ = ()
 
@@ -40,7 +40,7 @@ class Policy:
 
     @property
     def watches(self) -> bool:
-        """Whether `due` has to be asked after every commit."""
+        """True if `due` has to be asked after every commit."""
         return True
 
     @property
@@ -81,13 +81,13 @@ class EveryN(Policy):
 
 
 def EveryTask() -> EveryN:
-    """After every completed task."""
+    """Return the policy that cuts after every completed task."""
     return EveryN(1)
 
 
 @dataclass(frozen=True, slots=True)
 class EverySeconds(Policy):
-    """When something was committed and the last cut is that old."""
+    """The policy that cuts when something was committed and the last cut is that old."""
 
     seconds: float
 

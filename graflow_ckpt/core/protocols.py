@@ -1,4 +1,4 @@
-"""What the layers ask of each other, as protocols.
+"""The protocols that the layers ask of each other.
 
 A store moves parts, leases and journal bytes; it knows nothing of codecs, seals or plans.
 """
@@ -13,7 +13,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Sink(Protocol):
-    """Where a part is written to."""
+    """The target of a part that is written."""
 
     def write(self, data: Buffer, /) -> int: ...
 
@@ -22,7 +22,7 @@ PartWriter = Callable[[Sink], None]
 
 
 class Source(Protocol):
-    """Where a part is read from."""
+    """The source that a part is read from."""
 
     @property
     def size(self) -> int: ...
@@ -42,7 +42,7 @@ class Journal(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that holds a session: enough to tell a living process from a reused pid."""
+    """The process that holds a session: enough to distinguish a live process from a reused pid."""
 
     pid: int
     started: str
@@ -55,7 +55,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """When `epoch` was opened, history had been taken back to `sequence` on purpose."""
+    """The start of `epoch`, for which history was rewound to `sequence` on purpose."""
 
     epoch: int
     sequence: int
@@ -106,11 +106,11 @@ class Contents(Protocol):
 
     def distrust(self, path: str, name: str, stage: str) -> None: ...  # damaged: no save is to hold it again
 
-    def sweep(self) -> int: ...  # what the dead have left; how many went
+    def sweep(self) -> int: ...  # what dead processes have left; how many went
 
 
 class Readable(Protocol):
-    """What is needed of a store to read from it."""
+    """The part of a store that is needed to read from it."""
 
     @property
     def url(self) -> str: ...
@@ -147,7 +147,7 @@ Drops = Callable[[], Iterable[str]]
 
 
 class CheckpointStore(Readable, Protocol):
-    """Where trios and journals live. Blocking; all parts of a trio appear at once."""
+    """The store of trios and journals. Blocking; all parts of a trio appear at once."""
 
     @property
     def folder(self) -> str: ...  # what a path of its own starts with; "" if paths have none

@@ -19,7 +19,7 @@ _IN_URL = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")
 
 
 def redacted(value: Any, name: str = "") -> Any:  # Any: JSON
-    """The same, with secrets hidden: by the names of keys, and passwords in URLs."""
+    """Return the value with secrets hidden: by the names of keys, and passwords in URLs."""
     if name and value not in (None, "", True, False) and _is_secret(name, value):
         return HIDDEN
     if isinstance(value, dict):
@@ -37,7 +37,7 @@ def _is_secret(name: str, value: Any = "") -> bool:
 
 
 def redacted_argv(argv: list[str]) -> list[str]:
-    """Arguments as they were typed, without what follows a name like --password."""
+    """Return the arguments as they were typed, without what follows a name like --password."""
     shown: list[str] = []
     hide = False
     for word in argv:

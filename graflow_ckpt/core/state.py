@@ -22,7 +22,7 @@ NONE = b"\xc0"
 
 @dataclass(slots=True, eq=False)
 class Gate:
-    """What a join or a group waits with.
+    """The gate at which a join or a group waits.
 
     It fires once and stays until all have arrived, so that late ones are absorbed.
 
@@ -91,7 +91,7 @@ class SessionState:
         self.starts = tuple(starts)
 
     def belong_to(self, session: str, epoch: int) -> None:
-        """Another session, or another epoch of this one, goes on from here."""
+        """Continue from here as another session, or as another epoch of this one."""
         self.session, self.epoch = session, epoch
 
     def run_at_once(self, most: int) -> None:
@@ -107,7 +107,7 @@ class SessionState:
         return self.starts[0] if self.starts else ""
 
     def pending(self) -> list[TaskSpec]:
-        """What has still to run, in order: claimed by an attempt, ready, delayed, failed."""
+        """Return what has still to run, in order: claimed by an attempt, ready, delayed, failed."""
         order = [*sorted(self.claimed, key=self.claimed.__getitem__)]
         order += [key for _, _, key in sorted(self.ready)]
         order += [key for _, key in sorted(self.delayed)]
@@ -115,13 +115,13 @@ class SessionState:
         return [self.specs[key] for key in order]
 
     def gave_nothing(self, task: str) -> bool:
-        """Whether it was skipped or has failed since it last completed; one that is retried has not."""
+        """Return True if it was skipped or failed since it last completed; one under retry has not failed."""
         if task in self.skipped:
             return True
         return task in self.errors and not {*self.retried.get(task, ())} - self.dead.keys()
 
     def waiting_gates(self) -> dict[str, Gate]:
-        """Joins that some have reached and that have not fired."""
+        """Return the joins that some branches have reached and that have not fired."""
         return {name: gate for name, gate in self.gates.items() if not gate.fired}
 
     # --- changes that several ops have in common -----------------------------------------
@@ -140,26 +140,26 @@ class SessionState:
         return spec
 
     def not_retried(self, spec: TaskSpec) -> None:
-        """Its retries do not count any more."""
+        """Remove it from the retries that count."""
         keys = self.retried.get(spec.task_id, set())
         keys.discard(spec.key)
         if not keys:
             self.retried.pop(spec.task_id, None)
 
     def make_ready(self, spec: TaskSpec) -> None:
-        """Behind all others of its priority."""
+        """Queue it behind all others of its priority."""
         heappush(self.ready, (-spec.priority, self.next_order, spec.key))
         self.next_order += 1
 
     def promote(self, now: float) -> None:
-        """What was delayed and is due."""
+        """Make ready what was delayed and is due."""
         while self.delayed and self.delayed[0][0] <= now:
             key = heappop(self.delayed)[1]
             spec = self.specs[key] = self.specs[key]._replace(not_before=0.0)
             self.make_ready(spec)
 
     def settle(self) -> None:
-        """Nothing runs: is this an end?"""
+        """Set the status when nothing runs: this may be the session's end."""
         if self.status == "closing":
             for key in [k for k in self.specs if k not in self.dead]:
                 self.remove(key)

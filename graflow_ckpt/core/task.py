@@ -18,7 +18,7 @@ Isolation = Literal["thread", "process"]
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before attempt n + 1: `base * factor**n`, at most `limit`, spread by `jitter`."""
+    """The wait before attempt n + 1: `base * factor**n`, at most `limit`, spread by `jitter`."""
 
     base: float = 0.0
     factor: float = 2.0
@@ -35,7 +35,7 @@ class Backoff:
         settle(self, "base", "factor", "limit", "jitter")
 
     def delay(self, retries: int, spread: float) -> float:
-        """`spread` is a random number in [0, 1)."""
+        """Return the seconds before a retry; `spread` is a random number in [0, 1)."""
         try:
             plain = min(self.limit, self.base * self.factor**retries)
         except OverflowError:  # hundreds of retries later
@@ -45,7 +45,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `@task(...)` takes beside the function."""
+    """The options of `@task(...)`."""
 
     inject_context: bool = False
     max_retries: int = 0
@@ -107,7 +107,7 @@ class All:
 
 @dataclass(frozen=True, slots=True)
 class BestEffort:
-    """Whatever comes of the members: the group goes on when all are through."""
+    """The group continues when all members have ended, whether they succeeded or failed."""
 
     def need(self, size: int) -> int:
         return -1
@@ -115,7 +115,7 @@ class BestEffort:
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """The group goes on as soon as `count` members have succeeded."""
+    """The group continues as soon as `count` members have succeeded."""
 
     count: int
 

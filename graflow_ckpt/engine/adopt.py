@@ -1,9 +1,9 @@
-"""Adopt: a session stands where a checkpoint says, as the first of a new epoch.
+"""Adopt: a session is set to a checkpoint, as the first of a new epoch.
 
     epoch 1    1 ─── 2 ─── 3        `adopt` of 2 into the same session, a rewind: its state is written again
     epoch 2          └──── 4 ─── 5  as the first checkpoint of epoch 2, and what came after it counts no more
 
-An epoch begins either with an adopted checkpoint or by continuing the one before. A session stands at the
+An epoch begins either with an adopted checkpoint or by continuing the one before. A session is at the
 newest good checkpoint of its newest line of such epochs, plus the journal of that line after it. A plain
 resume continues, and copies nothing. Into another session `adopt` is a fork: its `origin` is that checkpoint.
 
@@ -53,10 +53,10 @@ class Standing(NamedTuple):
 
     @property
     def carried(self) -> dict[str, str]:
-        """What its session was known to be beside its tables."""
+        """Return what is known of the checkpoint's session in addition to its tables."""
         known: dict[str, str] = dict(self.found.facts.get("redis", {}).get("session", {}))
         store = known.get("store", "")
-        if "://" not in store and not os.path.isabs(store):  # a folder, as its maker saw it from where he was
+        if "://" not in store and not os.path.isabs(store):  # relative to its maker's working directory
             known["store"] = self.store
         workflow = self.found.meta.get("workflow", "workflow")
         return {"workflow": workflow, "ttl": str(KEPT), "kept": str(KEPT)} | known

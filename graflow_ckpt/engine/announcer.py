@@ -1,9 +1,9 @@
-"""The announcer: tells observers and the log what has happened to a session, after the commit.
+"""The announcer: reports what has happened to a session to observers and the log, after the commit.
 
-An account is what is kept of an exception as text, for those who never see the exception itself:
+An account is what is kept of an exception as text, for readers that never get the exception itself:
 
     Type: message           what lists show is its first line
-    \\x1e traceback          where whoever waits for it is elsewhere
+    \\x1e traceback          where a waiting process is elsewhere
 
 Promise: making one never fails, whatever the exception does when it is asked for its message, and it
 has an end: what is left out of the middle is counted. Nothing of it is ever pickled.
@@ -38,7 +38,7 @@ class Announcer:
         self._observers = observers
 
     def emit(self, kind: Kind, task: str = "", **facts: Any) -> None:
-        """Tell the observers; one that fails is logged and asked again next time."""
+        """Notify the observers; one that fails is logged and called again next time."""
         session = self._session
         if kind in ("session_started", "session_ended"):
             self.open = kind == "session_started"
@@ -50,7 +50,7 @@ class Announcer:
                 log.exception("observer %r failed on %s", observer, kind)
 
     def ended(self, claim: Claim, outcome: Outcome) -> None:
-        """An attempt has been committed, or has failed."""
+        """Report an attempt that was committed or has failed."""
         task = claim.spec.task_id
         if isinstance(outcome, Failed):
             self._failed(claim, outcome)
@@ -79,13 +79,13 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-
 
 
 class Trace:
-    """Where a session's trace stands in one process, and what of it goes from one checkpoint to the next.
+    """The state of a session's trace in one process, and what of it goes from one checkpoint to the next.
 
     A run that has no tracer hands on what it found, so that one link of a chain may do without.
     """
 
     def __init__(self, session: str) -> None:
-        self.former: dict[str, str] | None = None  # of the run that has saved what this one goes on from
+        self.former: dict[str, str] | None = None  # of the run that has saved what this one continues
         self.original: str | None = None  # the trace of the session's first run
         self._session = session
         self._tracers: tuple[Tracer, ...] = ()
@@ -95,24 +95,24 @@ class Trace:
         return bool(self._tracers)
 
     def follow(self, observers: Iterable[Observer]) -> None:
-        """From here on ask those of them that trace."""
+        """Ask those of the observers that trace for their context from now on."""
         self._tracers = tuple(observer for observer in observers if isinstance(observer, Tracer))
 
     def goes_on(self, meta: Document) -> None:
-        """A checkpoint was loaded."""
+        """Continue the trace of a checkpoint that was loaded."""
         found = meta.get("trace_context")
         self.former = dict(found) if isinstance(found, dict) else None
         self.original = meta.get("original_trace_id")
 
     def text(self) -> str:
-        """What a session in Redis keeps of it; "" if nothing is recorded."""
+        """Return the text of the trace that a session in Redis keeps; "" if nothing is recorded."""
         context, original = self.now()
         if context is None:
             return ""
         return json.dumps({"trace_context": context, "original_trace_id": original})
 
     def now(self) -> tuple[dict[str, str] | None, str | None]:
-        """What the next checkpoint keeps: the context, and the id of the first trace."""
+        """Return what the next checkpoint keeps: the context, and the id of the first trace."""
         for tracer in self._tracers:
             context = dict(tracer.trace_context(self._session))
             if context:
@@ -122,7 +122,7 @@ class Trace:
 
 
 def trace_id(context: Mapping[str, str]) -> str | None:
-    """The trace that W3C headers name; None if they are no such headers."""
+    """Return the trace that W3C headers name; None if they are no such headers."""
     found = _TRACEPARENT.match(context.get("traceparent", ""))
     return found["trace"] if found else None
 
@@ -152,7 +152,7 @@ class Account(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Back from its text, or of whatever else is a reason."""
+        """Parse an account from its text, or from any other text that is a reason."""
         said, _, traceback = text.partition(_DIVIDED)
         kind, colon, message = said.partition(": ")
         if not colon or not _TYPE.match(kind):
@@ -197,5 +197,5 @@ def _shortened(text: str, limit: int) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without what cannot be sent, or would be taken for the mark between message and traceback."""
+    """Remove what cannot be sent, or would be read as the mark between message and traceback."""
     return text.encode(errors="backslashreplace").decode().replace("\x1e", " ")

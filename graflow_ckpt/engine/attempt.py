@@ -50,7 +50,7 @@ class Got:
 
 
 class Asks:
-    """What a body has asked for beside values."""
+    """The requests of a body other than values."""
 
     __slots__ = ("again", "nexts", "request", "spawned", "terminate")
 
@@ -65,11 +65,11 @@ class Asks:
         self.request = request
 
     def one_more(self, data: Cell) -> None:
-        """The same task once more."""
+        """Ask for the same task once more."""
         self.again = data
 
     def end(self, message: str) -> None:
-        """Nothing more is started."""
+        """Ask that no task is started any more."""
         self.terminate = message
 
 
@@ -127,7 +127,7 @@ class Attempt:
         return value
 
     def _default(self, name: str, default: Any) -> Any:
-        """The default of this call, unless the body has an equal one in hand, or one that it has changed."""
+        """Return the default of this call, or an equal or changed one that the body has already."""
         changed = self._changed_default(name)
         if changed is not None:
             return changed
@@ -144,7 +144,7 @@ class Attempt:
         return next(same, default)
 
     def _changed_default(self, name: str) -> Any:
-        """What the body has made of a default; None if it has left all of them alone."""
+        """Return what the body has made of a default; None if it has changed none of them."""
         changed = [value for value, mark in self.defaults.get(name, ()) if _mark(value, name) != mark]
         if len(changed) > 1:
             raise NotStorable(
@@ -157,7 +157,7 @@ class Attempt:
         return changed[0] if changed else None
 
     def _own_list(self, name: str, own: list[Cell], readonly: bool) -> list[Any] | None:
-        """A default that the body has in hand, with what it has appended: both are one list."""
+        """Return a default that the body has, with what it has appended: both are one list."""
         value = self._changed_default(name)
         if value is None and not readonly:
             value = next((value for value, _ in self.defaults.get(name, ()) if isinstance(value, list)), None)
@@ -172,7 +172,7 @@ class Attempt:
     def look(
         self, name: str, found: tuple[Cell, Version, tuple[Cell, ...]], *, parameter: bool = False
     ) -> Any:
-        """A value that is not to be changed."""
+        """Return a value that must not be changed."""
         value = self._kept(name, from_cells(name, found[0], found[2]))
         if any(isinstance(cell, Live) for cell in (found[0], *found[2])):
             self.seen.add(name)
@@ -204,13 +204,13 @@ class Attempt:
         self._take(name, value, Live(value) if items or own or isinstance(cell, bytes) else cell, version)
         if self._digest or not self.values.shares:
             self.digests[name] = live_digest(self._whole(name, value))
-        if self.over is not None:  # while it was lent: nobody else will give it back
+        if self.over is not None:  # while it was lent: nothing else returns it
             self._return(name)
             raise self.over
         return value
 
     def _take(self, name: str, value: Any, before: Cell, version: Version) -> None:
-        """From here on the attempt works on a copy or a loan of its own."""
+        """Record that the attempt works on a copy or a loan of its own from now on."""
         self.got[name] = Got(value, before, version)
         self.appends = [op for op in self.appends if op[1] != name]
 
@@ -254,7 +254,7 @@ class Attempt:
             raise self.over
 
     def asking(self) -> Asks:
-        """Where to put what else is asked for."""
+        """Return the record of what else the body asks for."""
         self.still_running()
         if self.asks is None:
             self.asks = Asks()
@@ -263,7 +263,7 @@ class Attempt:
     # --- what the engine calls ---------------------------------------------------------
 
     def effects(self, result: Cell = EMPTY_LIST) -> Effects:
-        """Everything that the commit has to carry out; raises NotStorable for what it cannot keep."""
+        """Return all that the commit has to carry out; raise NotStorable for what it cannot keep."""
         changed = self.got or self.written or self.looked or self.appends or self.defaults or self.asks
         if not changed and type(result) is bytes:
             return NO_EFFECTS
@@ -280,7 +280,7 @@ class Attempt:
         return Effects(tuple(ops), tuple(nexts), spawned, again, asks.terminate, asks.request)
 
     def end(self, error: GraflowError) -> None:
-        """It is over: whatever its body calls from here on is refused."""
+        """End the attempt: whatever its body calls from now on is refused."""
         self.over = error
 
     def _changes(self) -> list[Op]:
@@ -327,7 +327,7 @@ class Attempt:
             )
 
     def _bundled(self, ops: list[Op], result: Cell) -> list[Op]:
-        """With what is written go those that share with it: what the attempt has is copies of all of them."""
+        """Add to what is written the values that share with it: the attempt has copies of all of them."""
         cells: dict[str, Live] = {op[1]: op[2] for op in ops if op[0] == "put" and isinstance(op[2], Live)}
         written = {*cells}
         for name, got in self.got.items():
@@ -364,7 +364,7 @@ class Attempt:
         return versions
 
     def _whole(self, name: str, value: Any) -> Any:
-        """The value, and all that came with it in one pickle: a change of either may be one of the other."""
+        """Return the value, and all that came with it in one pickle: changing one may change another."""
         beside = [m for m in self.values.together(name).items() if m[0] != name]
         return [value, *(from_cells(m, f[0], f[2]) for m, f in beside)] if beside else value
 
@@ -381,11 +381,11 @@ class Attempt:
         return [name for name, got in list(self.got.items()) if isinstance(got.before, Live)]
 
     def torn(self) -> list[str]:
-        """The live values that this attempt may have changed in place."""
+        """Return the names of the live values that this attempt may have changed in place."""
         return [name for name in self.loans() if self.changed(name, self.got[name].value)]
 
     def changed(self, name: str, value: Any) -> bool:
-        """Whether a live value may be another than it was when it was lent."""
+        """Return True if a live value may differ from what it was when it was lent."""
         if name not in self.digests:
             return True
         try:
@@ -407,7 +407,7 @@ _NOTHING = Asks()
 
 
 def is_list(cell: Cell) -> bool:
-    """Whether a cell holds a list; a plain one says so in its first byte."""
+    """Return True if a cell holds a list; the first byte of a plain one says so."""
     if isinstance(cell, Live):
         return isinstance(cell.value, list)
     return 0x90 <= cell[0] <= 0x9F or cell[0] in (0xDC, 0xDD)
@@ -420,13 +420,13 @@ def _list(name: str, value: Any) -> list[Any]:
 
 
 def _mark(value: Any, name: str = "default") -> bytes:
-    """Bytes that differ when the value does."""
+    """Return bytes that differ when the value does."""
     cell = to_cell(value)
     return cell if isinstance(cell, bytes) else live_digest(value, name)
 
 
 def from_cells(name: str, cell: Cell, items: Sequence[Cell]) -> Any:
-    """The value of a cell and of what was appended to it."""
+    """Return the value of a cell and of what was appended to it."""
     value = decode(cell) if isinstance(cell, bytes) else cell.value
     if items:
         value = [*_list(name, value), *(decode(i) if isinstance(i, bytes) else i.value for i in items)]
@@ -434,7 +434,7 @@ def from_cells(name: str, cell: Cell, items: Sequence[Cell]) -> Any:
 
 
 def read_only(value: Any) -> Any:
-    """Arrays as views that cannot be written through; other objects as they are."""
+    """Return arrays as views that cannot be written through, other objects as they are."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         view = value.view()
@@ -444,15 +444,15 @@ def read_only(value: Any) -> Any:
 
 
 def checking() -> bool:
-    """Return True if GRAFLOW_CKPT_CHECK=1: who changes a live value that it has read-only is named."""
+    """Return True if GRAFLOW_CKPT_CHECK=1: a task that changes a live read-only value is named."""
     return os.environ.get("GRAFLOW_CKPT_CHECK", "") not in ("", "0")
 
 
 class Watch:
     """The live values that one attempt may look at and must not change.
 
-    Digested when one is handed out and when the body has ended, so this is for tests: it reads every such
-    value twice. A value that somebody has on loan meanwhile, or commits, is left alone.
+    Digested when the body gets one and when the body has ended, so this is for tests: it reads every such
+    value twice. A value that a task has on loan meanwhile, or commits, is left alone.
     """
 
     def __init__(self, values: Values, task: str) -> None:
@@ -467,11 +467,11 @@ class Watch:
                 self._given[name] = (value, version, digest)
 
     def lent(self, name: str) -> None:
-        """The attempt has got it itself and may change it."""
+        """Stop watching a value: the attempt has got it itself and may change it."""
         self._given.pop(name, None)
 
     def check(self, cause: BaseException | None = None) -> ReadOnlyChanged | None:
-        """The error of the first one that is not as it was; `cause`: what the body has raised."""
+        """Return the error of the first value that has changed; `cause`: what the body has raised."""
         for name, (value, version, before) in self._given.items():
             found = self._values.read(name)
             settled = found is not None and found[1] == version and name not in self._values.on_loan()

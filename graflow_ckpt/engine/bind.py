@@ -44,12 +44,12 @@ class Parameter(NamedTuple):
 
     @property
     def required(self) -> bool:
-        """Whether a call has to give it."""
+        """True if a call has to give it."""
         return self.default is MISSING and self.bound is MISSING
 
 
 class Binding:
-    """What one task's body takes."""
+    """The parameters that one task's body takes."""
 
     __slots__ = ("context", "data", "func", "names", "parameters", "plain", "reads", "task")
 
@@ -89,12 +89,12 @@ class Binding:
         self.data = "data" if "data" in free else free[0]
 
     def reads_beside(self, given: Container[str | None]) -> tuple[str, ...]:
-        """The values that may be looked at where a call has given these parameters."""
+        """Return the names of the values that may be read where a call has given these parameters."""
         return tuple([name for p in self.parameters if p.name not in given for name in _values(p)])
 
 
 def _values(p: Parameter) -> tuple[str, ...]:
-    """The values that may be looked at to fill it."""
+    """Return the names of the values that may be read to fill it."""
     if p.bound is not MISSING:
         return ()
     if p.group is not None:
@@ -103,7 +103,7 @@ def _values(p: Parameter) -> tuple[str, ...]:
 
 
 def signature(func: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
-    """Parameter names and the defaults."""
+    """Return the parameter names and the defaults."""
     if type(func) is FunctionType and getattr(func, "__wrapped__", None) is None:  # inspect costs 20 times it
         code = func.__code__
         count = code.co_argcount
@@ -137,7 +137,7 @@ def _refuse_positional(func: Callable[..., Any], names: list[str]) -> NoReturn:
 
 
 def bind(graph: TaskGraph, task: Task) -> Binding:
-    """The binding of a task where it stands in the graph."""
+    """Return the binding of a task at its place in the graph."""
     preds: dict[str, str] = {}
     groups: dict[str, tuple[str, ...]] = {}
     before = graph.routes[task.name].preds
@@ -149,7 +149,7 @@ def bind(graph: TaskGraph, task: Task) -> Binding:
 
 
 def _tasks(graph: TaskGraph, names: Iterable[str], groups: dict[str, tuple[str, ...]]) -> Iterator[str]:
-    """The tasks of these nodes; a group stands for its members, and is noted in `groups`."""
+    """Return the tasks of these nodes; for a group its members, noted in `groups`."""
     for name in names:
         node = graph.nodes[name]
         if isinstance(node, Group):
@@ -167,7 +167,7 @@ def fill(
     own: Callable[[str], Any],
     given: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The arguments of one attempt; `read` gives results, `own` channel values, MISSING if none."""
+    """Return the arguments of one attempt; `read` gets results, `own` channel values, MISSING if none."""
     arguments: dict[str, Any] = {}
     for p in binding.parameters:
         value = MISSING
@@ -205,7 +205,7 @@ def fill(
 
 
 def check(graph: TaskGraph, bindings: dict[str, Binding], channel: Collection[str]) -> None:
-    """Two sources for one parameter, or none, is refused by name."""
+    """Refuse two sources for one parameter, or none, by name."""
     mentioned: set[str] | None = None
     sent = any(b.context is not None for b in bindings.values())  # data, by next_task or next_iteration
     for name, binding in bindings.items():
@@ -251,12 +251,12 @@ def _remedy(parameter: str, task: str, binding: Binding, graph: TaskGraph) -> st
 
 
 def _comes(p: Parameter, graph: TaskGraph) -> bool:
-    """Whether a predecessor of that name runs in this session."""
+    """Return True if a predecessor of that name runs in this session."""
     return p.group is not None or (p.result is not None and p.result.removesuffix(RESULT) in graph.live)
 
 
 def _strings(binding: Binding) -> set[str]:
-    """The string constants that a body could use as a channel name, helpers of its module included."""
+    """Return the strings that a body could use as a channel name, helpers of its module included."""
     func = binding.func
     if binding.context is None or type(func) is not FunctionType:
         return set()
@@ -285,7 +285,7 @@ _ASKS = frozenset({"checkpoint", "request_checkpoint"})
 def check_graph(
     graph: TaskGraph, settings: Settings, inputs: Collection[str], *, shared: bool = False
 ) -> dict[str, Binding]:
-    """Every parameter has one source, every option its durability; the bindings of the bodies.
+    """Check that every parameter has one source, every option its durability; return the bindings.
 
     `shared`: the session's own server keeps a record of every claim.
     """
@@ -340,7 +340,7 @@ def _meant(name: str, known: Collection[str]) -> str:
 
 
 def wants_home(context: ExecutionContext, bindings: dict[str, Binding]) -> bool:
-    """Whether somebody will want to come back to this session."""
+    """Return True if this session may be resumed later."""
     settings = context.settings
     if settings.durability == "none":
         return False
@@ -350,19 +350,19 @@ def wants_home(context: ExecutionContext, bindings: dict[str, Binding]) -> bool:
 
 
 def takes_cuts(settings: Settings, bindings: dict[str, Binding]) -> bool:
-    """Whether a checkpoint will be taken while it runs, as far as that can be seen."""
+    """Return True if a checkpoint will be taken while it runs, as far as that can be seen."""
     if settings.policy.watches and settings.durability != "none":
         return True
     return any(b.context is not None and _ASKS & _names(b.func) for b in bindings.values())
 
 
 def _names(func: Callable[..., Any]) -> set[str]:
-    """The names that a body uses, nested functions and helpers of its module included."""
+    """Return the names that a body uses, nested functions and helpers of its module included."""
     return {name for code in _codes(func) for name in code.co_names}
 
 
 def _texts(func: Callable[..., Any]) -> set[str]:
-    """The texts that stand in a body: a name that it gets from the channel is one of them."""
+    """Return the string constants of a body: a name that it gets from the channel is one of them."""
     return {text for code in _codes(func) for text in code.co_consts if isinstance(text, str)}
 
 

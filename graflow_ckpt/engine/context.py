@@ -1,4 +1,4 @@
-"""ExecutionContext: what a caller holds of a session, under the names that users know.
+"""ExecutionContext: the caller's handle on a session, under the names that users know.
 
 A thin view: facts are read from the SessionState, and every change is a transition of its own.
 """
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What a session continues from; a new one from nothing."""
+    """The state that a session continues from; a new one from nothing."""
 
     found: Found | None = None
     payload: dict[str, Any] | None = None  # what is in its pickle
@@ -105,7 +105,7 @@ class ExecutionContext:
         settings: Settings | None = None,
         store: str = "checkpoints",
     ) -> ExecutionContext:
-        """A new session that will start at `start_node`, or else with the tasks that nothing leads to.
+        """Return a new session that will start at `start_node`, or else with the tasks that nothing leads to.
 
         In Redis (`queue_backend="redis", channel_backend="redis"`) under an id that is known there: that one.
         """
@@ -130,7 +130,7 @@ class ExecutionContext:
 
     @property
     def replayed(self) -> int:
-        """How many journal records follow it."""
+        """The number of journal records that follow the checkpoint."""
         return self.basis.replayed
 
     @property
@@ -166,16 +166,16 @@ class ExecutionContext:
         return self.cycle_controller.cycle_counts
 
     def get_next_task(self) -> str | None:
-        """The task that would run next."""
+        """Return the task that would run next."""
         return next((spec.task_id for spec in self.state.pending()), None)
 
     # Any: whatever a task has returned.
     def get_result(self, task: str, default: Any = None) -> Any:
-        """What a task returned when it last completed."""
+        """Return what a task returned when it last completed."""
         return self.channel.get(task + RESULT, default)
 
     def result(self) -> Any:
-        """What the task that completed last returned."""
+        """Return what the task that completed last returned."""
         last = next(reversed(self.state.completed), None)
         return None if last is None else self.get_result(last)
 
@@ -185,7 +185,7 @@ class ExecutionContext:
 
     @property
     def last_save_error(self) -> Exception | None:
-        """Why the last save failed; None if it succeeded, or if there was none."""
+        """The error of the last save; None if it succeeded, or if there was none."""
         return self.home.save_error
 
     @property
@@ -200,7 +200,7 @@ class ExecutionContext:
         return self.channel
 
     def facts(self) -> dict[str, Any]:
-        """What observers are told of a session that starts or goes on."""
+        """Return what observers are told of a session that starts or continues."""
         return {
             "workflow": self.settings.workflow,
             "resumed": self.found is not None,
@@ -226,11 +226,11 @@ class ExecutionContext:
         self.undriven.append((state.sequence, now, list(ops)))
 
     def begin(self) -> None:
-        """What is set from here on is no input any more."""
+        """Begin the run: what is set from now on is no input any more."""
         self.started = True
 
     def driven_by(self, cutter: Cutter) -> list[tuple[int, float, list[Op]]]:
-        """A run drives the session: what was changed since the last one is its to record."""
+        """Let a run drive the session, and return what was changed since the last run, for it to record."""
         self.cutter = cutter
         if self.session.recorder == self._note_undriven:
             self.session.record_with(None)
@@ -242,11 +242,11 @@ class ExecutionContext:
         self.collect()
 
     def is_under_way(self) -> None:
-        """The first transition is made: what led to it is not asked for again."""
+        """Forget what led to the first transition, which has been made."""
         self.basis = replace(self.basis, again=False, damage=None)
 
     def add_to_queue(self, task: TaskSpec | Task | str) -> None:
-        """One more execution of a task."""
+        """Queue one more execution of a task."""
         if isinstance(task, TaskSpec):
             self.task_queue.enqueue(task)
             return
@@ -272,14 +272,14 @@ class ExecutionContext:
         self.checkpoint_requested = True
 
     def taken_request(self) -> dict[str, Any] | None:
-        """The metadata of a checkpoint that was asked for, once; None if none was."""
+        """Return the metadata of a checkpoint that was asked for, once; None if none was."""
         asked, self.checkpoint_requested = self.checkpoint_requested, False
         return self.checkpoint_request_metadata if asked else None
 
     # --- checkpoints -------------------------------------------------------------------
 
     def get_checkpoint_state(self) -> Document:
-        """The control facts as a checkpoint would hold them."""
+        """Return the control facts as a checkpoint would hold them."""
         return capture(self.state).facts
 
     def checkpoint(
@@ -309,7 +309,7 @@ class ExecutionContext:
         return saved.path, saved
 
     def _schedule_start(self) -> None:
-        """A session that has never run is kept with its start as what is to run."""
+        """Queue the start of a session that has never run, so that it is kept as what is to run."""
         if not self.graph.routes:
             self.graph.compile(self.state.starts or self.graph.roots())
         if self.state.next_key == 1:
@@ -317,7 +317,7 @@ class ExecutionContext:
             self.session.commit([self.graph.routes[name].enqueue() for name in self.graph.starts])
 
     def note_checkpoint(self, metadata: CheckpointMetadata) -> None:
-        """What spec/002 keeps of the last checkpoint."""
+        """Keep what spec/002 requires of the last checkpoint."""
         self.checkpoint_metadata = {
             **metadata.user_metadata,
             "created_at": time.time(),
@@ -337,14 +337,14 @@ class ExecutionContext:
 
     @classmethod
     def resume(cls, path: str) -> ExecutionContext:
-        """The session as it was at a checkpoint; one in Redis, as it is now."""
+        """Return the session as it was at a checkpoint; one in Redis, as it is now."""
         from graflow_ckpt.checkpoint.manager import CheckpointManager
 
         return CheckpointManager.resume_from_checkpoint(path)[0]
 
     @classmethod
     def rewind(cls, path: str, *, redis_url: str | None = None, store: str | None = None) -> ExecutionContext:
-        """The session in Redis, put back to a portable checkpoint; refused while somebody works on it."""
+        """Rewind the session in Redis to a portable checkpoint; refused while a worker runs it."""
         from graflow_ckpt.engine import shared_context
 
         return shared_context.moved(path, None, redis_url, store)
@@ -358,13 +358,13 @@ class ExecutionContext:
         redis_url: str | None = None,
         store: str | None = None,
     ) -> ExecutionContext:
-        """A new session in Redis that begins at a checkpoint: a portable one, or one of memory."""
+        """Return a new session in Redis that begins at a checkpoint: a portable one, or one of memory."""
         from graflow_ckpt.engine import shared_context
 
         return shared_context.moved(path, shared_context.new_id(session_id), redis_url, store)
 
     def execute(self, max_steps: int | None = None) -> Any:
-        """Run, or go on."""
+        """Run, or continue."""
         from graflow_ckpt.engine.engine import WorkflowEngine
 
         if max_steps is not None:
@@ -372,7 +372,7 @@ class ExecutionContext:
         return WorkflowEngine().execute(self)
 
     def taking_part(self, loop: Loop | None = None) -> Any:
-        """Of a session that is in Redis: what runs it from here, beside whoever else does."""
+        """Return what runs a session in Redis from here, beside other workers; None for any other session."""
         return None
 
     @contextmanager
@@ -391,25 +391,25 @@ class ExecutionContext:
 
     @property
     def goes_on(self) -> bool:
-        """Whether what is set now is an input of a session that has started before."""
+        """True if what is set now is an input of a session that has started before."""
         return self.found is not None and not self.basis.named and not self.started
 
     def note_inputs(self) -> None:
-        """What stands in the channel when a new session starts."""
+        """Record what is in the channel when a new session starts."""
         self.home.note_inputs({name: digest_of(cell) for name, (cell, _) in self.state.values.items()})
 
     # --- pickles -----------------------------------------------------------------------
 
     @classmethod
     def from_payload(cls, payload: dict[str, Any]) -> ExecutionContext:
-        """What a plain `pickle.load` of a `.pkl` gives: values and graph; no control facts."""
+        """Return what a plain `pickle.load` of a `.pkl` gives: values and graph; no control facts."""
         context = cls(TaskGraph(), payload["session_id"])
         facts = capture(SessionState(payload["session_id"], payload["starts"])).facts
         context.stand_on(Basis(payload=payload), restore(facts, payload))
         return context
 
     def resumed(self, found: Found, store: str) -> ExecutionContext:
-        """The session of a checkpoint that somebody named: as it was there, or where it lives on."""
+        """Return the session of a checkpoint that a user named: as it was there, or where it is live."""
         place = found.facts.get("redis")
         if place is not None and not place["portable"]:
             from graflow_ckpt.engine.shared_context import attach
@@ -425,7 +425,7 @@ class ExecutionContext:
         self.collect()
 
     def return_to(self, found: Found, state: SessionState, store: str) -> None:
-        """Become the session as it was at a checkpoint that somebody named."""
+        """Become the session as it was at a checkpoint that a user named."""
         self.graph = self.graph_from_code()
         self.settings = Settings(workflow=found.meta.get("workflow", "workflow")).with_stored(
             found.meta.get("settings")
@@ -442,7 +442,7 @@ class ExecutionContext:
         return self.basis.payload
 
     def graph_from_code(self) -> TaskGraph:
-        """The graph that the checkpoint carries."""
+        """Return the graph that the checkpoint carries."""
         return unpack_code(self.payload["code"], lambda task: task, self.payload["python"])
 
 
@@ -450,7 +450,7 @@ BACKENDS = ("memory", "redis")
 
 
 def one_backend(queue: str, channel: str) -> str:
-    """Both are views of one session, for one commit has to span both."""
+    """Return the backend of both, views of one session: one commit has to span both."""
     for name, backend in (("queue", queue), ("channel", channel)):
         if backend not in BACKENDS:
             raise SessionError(
@@ -465,7 +465,7 @@ def one_backend(queue: str, channel: str) -> str:
 
 
 class CycleController:
-    """How often each task has come round."""
+    """The number of rounds of each task."""
 
     def __init__(self, state: SessionState) -> None:
         self._state = state
@@ -486,12 +486,12 @@ class Inputs(ValueChannel):
         self._context = context
 
     def set(self, key: str, value: Any) -> None:
-        """Committed at once; on a resumed session an equal input is dropped, another refused."""
+        """Commit at once; on a resumed session an equal input is dropped, another refused."""
         if not (self._context.goes_on and self._repeats(key, value)):
             super().set(key, value)
 
     def _repeats(self, key: str, value: Any) -> bool:
-        """Whether a write before `execute` repeats an input of a session that goes on; another is refused."""
+        """Return True if a write before `execute` repeats an input of a resumed session; refuse another."""
         known = self._context.home.written.inputs.get(key)
         if known is None or known != digest_of(check_storable(key, value)):
             raise InputsChanged(
@@ -504,7 +504,7 @@ class Inputs(ValueChannel):
         return True
 
     def append(self, key: str, item: Any) -> None:
-        """Committed at once; on a resumed session refused before `execute`: it would be there twice."""
+        """Commit at once; on a resumed session refuse it before `execute`: it would be there twice."""
         if self._context.goes_on:
             raise InputsChanged(
                 f"Session {self._context.session_id} goes on and appends to the input {key!r} again.",
@@ -516,15 +516,15 @@ class Inputs(ValueChannel):
 
 
 class Channel(Inputs, MemoryChannel):
-    """Of a session in this process."""
+    """The channel of a session in this process."""
 
 
 class SharedChannel(Inputs, RedisChannel):
-    """Of a session in Redis."""
+    """The channel of a session in Redis."""
 
 
 def digest_of(cell: Cell) -> str:
-    """Of an input: what a resumed session compares."""
+    """Return the digest of an input, which a resumed session compares."""
     if isinstance(cell, Live):
         return live_digest(cell.value).hex()
     return hashlib.blake2b(cell, digest_size=16).hexdigest()

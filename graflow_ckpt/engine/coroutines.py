@@ -1,4 +1,4 @@
-"""Where `async def` bodies run: on the caller's loop under `aexecute`, else on one of our own.
+"""The loops of `async def` bodies: the caller's loop under `aexecute`, else one of our own.
 
 asyncio is imported here and nowhere else, when the first coroutine is met.
 """
@@ -29,9 +29,9 @@ async def on_a_thread(call: Callable[[], Any], stop: Callable[[], bool]) -> Any:
         outcome: tuple[Any, BaseException | None]
         try:
             outcome = call(), None
-        except BaseException as error:  # noqa: BLE001  it is raised again by whoever waits
+        except BaseException as error:  # noqa: BLE001  it is raised again in the waiting task
             outcome = None, error
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop was closed: nothing waits any more
             loop.call_soon_threadsafe(ended.set_result, outcome)
 
     context = contextvars.copy_context()

@@ -88,7 +88,7 @@ class Cutter:
     # --- around a commit ---------------------------------------------------------------
 
     def start(self, undriven: Sequence[tuple[int, float, list[Op]]] = ()) -> None:
-        """From here on commits are recorded; first what was changed while no run drove the session."""
+        """Record commits from now on; first what was changed while no run drove the session."""
         if not self.records:
             return
         try:
@@ -112,7 +112,7 @@ class Cutter:
         self.session.record_with(self._record)
 
     def starts(self, number: int, alone: bool) -> None:
-        """Called before an attempt: beside others nobody can tell who has used the random state."""
+        """Keep the random state before an attempt that runs alone: beside others its user is unknown."""
         kept = self.settings.rng and self.home.lease is not None
         self._before = None
         if alone and kept:
@@ -123,13 +123,13 @@ class Cutter:
             self._before = (number, undo)
 
     def failed(self, claim: Claim, outcome: Failed) -> None:
-        """A failure that no retry follows leaves no trace in the random state either."""
+        """Restore the random state after a failure that no retry follows."""
         retried = outcome.retry and claim.spec.retry_count < claim.spec.max_retries
         if self._before is not None and self._before[0] == claim.number and not retried:
             self._before[1]()
 
     def before_commit(self, ops: list[Op], attempt: Attempt | None = None) -> None:
-        """With a journal, random state is part of what a commit has changed."""
+        """Add the random state to a commit: with a journal it is part of what a commit has changed."""
         if self.records:
             self._loans = attempt.loans() if attempt is not None else ()
             self._in_hand = None if attempt is None else [*self._loans, *attempt.seen]
@@ -139,7 +139,7 @@ class Cutter:
                 ops.append(("rng", state))
 
     def after(self, outcome: Outcome, idle: bool) -> bool:
-        """Called after every commit: cut if one is due and nothing is on loan. True: one waits for that."""
+        """Cut after a commit if one is due and nothing is on loan; return True if one waits for that."""
         if isinstance(outcome, Done) and outcome.effects.request is not None:
             self._requests.append(outcome.effects.request)
         if self._auto and not self.records and isinstance(outcome, Done):
@@ -160,7 +160,7 @@ class Cutter:
         return self._waiting
 
     def timer(self) -> float | None:
-        """Seconds until a policy wants to be asked although nothing is committed."""
+        """Return the seconds until a policy wants to be asked although nothing is committed."""
         times = [self._exposure.left(self._steps) if self._auto and not self._exposure.must else None]
         if self._watches and not self._waiting:
             times.append(self.settings.policy.left(self._since(False)))
@@ -172,7 +172,7 @@ class Cutter:
 
     @property
     def _steps(self) -> int:
-        """Since the last cut."""
+        """The number of steps since the last cut."""
         return self.session.state.steps - self._cut_steps
 
     # --- cutting -----------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Cutter:
             return self.save(cause, user, path) if still else None
 
     def final(self, cause: str) -> Any:
-        """The last cut of a run; a failure is an event here too."""
+        """Take the last cut of a run; a failure is an event here too."""
         with self.session.still() as still:
             if not still:
                 log.warning("%s is on loan: the last checkpoint stands", ", ".join(self.session.on_loan()))
@@ -224,7 +224,7 @@ class Cutter:
             return None
 
     def _failed(self, error: Exception, cause: str, seconds: float) -> None:
-        """A failed save is an event; with on_save_failure="fail", or a journal that waits, the end."""
+        """Report a failed save; with on_save_failure="fail", or a journal that waits, end the session."""
         self._cut_steps, self._cut_time = self.session.state.steps, monotonic()
         self._exposure.failed(seconds, counts=cause == BUDGET)
         self.home.tell_failed(self._emit, error, cause, seconds)
@@ -253,18 +253,18 @@ class Cutter:
 
     @property
     def recorded(self) -> bool:
-        """Whether the journal holds all that was committed."""
+        """True if the journal holds all that was committed."""
         return self.records and not self._exposure.gap
 
     @property
     def unsaved(self) -> str:
-        """Why the end of a run is not durable; "" if it is, or if nothing durable was asked for."""
+        """The reason that the run's end is not durable; "" if it is, or if nothing durable was asked for."""
         return "" if self.recorded or self.home.save_error is None else str(self.home.save_error)
 
     # --- the journal -------------------------------------------------------------------
 
     def _record(self, state: SessionState, now: float, ops: Sequence[Op]) -> None:
-        """One record per commit, under the session's lock."""
+        """Write one record per commit, under the session's lock."""
         if self._exposure.gap:
             self._bundles.forget(ops)
             return
@@ -283,7 +283,7 @@ class Cutter:
             self._open(name)
 
     def _follow(self, sequence: int) -> None:
-        """A new segment behind the checkpoint; what was before the one before it is needed no more."""
+        """Open a segment after the checkpoint; drop those before the previous checkpoint."""
         with self._gap_if_not_written():
             self.home.open_journal(sequence)
             self.home.drop_journal(self._previous)
@@ -296,7 +296,7 @@ class Cutter:
 
     @contextmanager
     def _gap_if_not_written(self) -> Iterator[None]:
-        """With "auto" a journal that cannot be written is a gap; else the session stops here."""
+        """Open a gap if the journal cannot be written with "auto"; else the session stops here."""
         try:
             yield
         except Fenced:
@@ -308,7 +308,7 @@ class Cutter:
             self._open("")
 
     def _open(self, name: str) -> None:
-        """A gap. Nothing is claimed in it if a task must not run twice, or if a journal was asked for."""
+        """Open a gap. Nothing is claimed in it if a task must not run twice, or a journal was asked for."""
         tasks = (node for node in self.graph.nodes.values() if isinstance(node, Task))
         must = not self._auto or any(task.options.on_interrupted != "rerun" for task in tasks)
         self._exposure.open(name, must=must)
@@ -317,7 +317,7 @@ class Cutter:
         return self.session.on_loan_beside(name, int(name in self._loans))
 
     def _warn(self, name: str, why: str) -> None:
-        """Once per value: it will be so at every commit."""
+        """Warn once per value: it will be so at every commit."""
         if name not in self._warned:
             self._warned.add(name)
             log.warning(
@@ -329,7 +329,7 @@ class Cutter:
 
 
 def _payload(sequence: int, now: float, ops: Sequence[Op]) -> bytes:
-    """The record of a transition; Unrecordable if it is too large."""
+    """Return the record of a transition; raise Unrecordable if it is too large."""
     payload = journal.pack(sequence, now, ops)
     if len(payload) > journal.SIZE_LIMIT:
         op = max((op for op in ops if op[0] in ("put", "append", "end")), key=_weight, default=("", ""))
@@ -350,7 +350,7 @@ _ASK = 0.1  # seconds between two looks at what is on loan
 
 
 class Exposure:
-    """What is committed and not durable yet, and when a checkpoint may make it so.
+    """The commits that are not durable yet, and the time at which a checkpoint may make them so.
 
     With durability="auto" a commit whose change is too large for a record opens a *gap*: from it on the
     journal holds nothing, until a checkpoint closes the gap. A budget says when: saving takes a small share
@@ -379,7 +379,7 @@ class Exposure:
         self._bytes += size
 
     def saved(self, seconds: float, names: Iterable[str], *, counts: bool) -> None:
-        """A checkpoint holds all; `counts`: nobody has asked for it, so the budget pays."""
+        """Note that a checkpoint holds all; `counts`: it was taken by the budget, which pays for it."""
         self.failed(seconds, counts=counts)
         self.gap = self.must = False
         self._records = self._bytes = 0
@@ -394,7 +394,7 @@ class Exposure:
         return self.gap or self._records >= LONGEST or self._bytes >= LARGEST
 
     def due(self, steps: int) -> bool:
-        """Whether a checkpoint is wanted, and the budget allows it; `steps`: since the last one."""
+        """Return True if a checkpoint is wanted, and the budget allows it; `steps`: since the last one."""
         return self.wanted and self._budget.due(self.since(steps, 0.0, False))
 
     def left(self, steps: int) -> float | None:
@@ -404,7 +404,7 @@ class Exposure:
         return self._budget.left(self.since(steps, 0.0, False)) if self.wanted else None
 
     def holds(self) -> bool:
-        """Whether claims wait for a checkpoint that cannot be taken now."""
+        """Return True if claims wait for a checkpoint that cannot be taken now."""
         now = monotonic()
         if self._held is None:
             self._held = now
@@ -431,7 +431,7 @@ class Exposure:
 
 
 def capture_random() -> bytes:
-    """The state of every generator that is loaded, as one plain cell."""
+    """Return the state of every generator that is loaded, as one plain cell."""
     states: dict[str, object] = {}
     random = sys.modules.get("random")
     if random is not None:

@@ -3,7 +3,7 @@
     check the graph -> own the session -> plan -> run -> last cut -> result, or the task's error
 
 A session that keeps nothing touches no disk: the folder, the key and the lease are taken when
-somebody will want to come back (a session id, a policy, a journal, a task that asks for a
+the session may be resumed later (a session id, a policy, a journal, a task that asks for a
 checkpoint), or when the first cut is taken.
 """
 
@@ -53,15 +53,15 @@ class WorkflowEngine:
     """Executes sessions; holds nothing between them."""
 
     def execute(self, context: ExecutionContext, start_task_id: str | None = None) -> Any:
-        """Run a session, or go on with it; what its last task returned.
+        """Run a session, or continue it; return what its last task returned.
 
-        `start_task_id` on a session that goes on: drop what is scheduled and start there.
+        `start_task_id` on a session that continues: drop what is scheduled and start there.
         """
         execution = self._of(context, start_task_id)
         return context.result() if execution is None else execution.run(start_task_id)
 
     async def aexecute(self, context: ExecutionContext, start_task_id: str | None = None) -> Any:
-        """The same from a coroutine: `async def` tasks run on the caller's loop.
+        """Execute from a coroutine: `async def` tasks run on the caller's loop.
 
         Cancelled, it stops like a session that gets a signal: what runs is finished, then saved.
         """
@@ -76,7 +76,7 @@ class WorkflowEngine:
             return await on_a_thread(partial(execution.run, start_task_id), execution.stop.ask)
 
     def _of(self, context: ExecutionContext, start: str | None, loop: Loop | None = None) -> Any:
-        """What executes it, here or beside others; None if there is nothing to do."""
+        """Return what executes it, here or beside others; None if there is nothing to do."""
         part = context.taking_part(loop)
         if part is not None:
             return part
@@ -134,7 +134,7 @@ class _Execution:
             self.home.close()
 
     def _note_late(self, error: Fenced) -> None:
-        """Evidence, where others look for it: the store keeps nothing of what it has refused."""
+        """Log a late write as evidence: the store keeps nothing of what it has refused."""
         lease, session, step = self.home.lease, self.context.session_id, self.context.state.steps
         epoch = lease.epoch if lease is not None else 0
         log.error(
@@ -165,7 +165,7 @@ class _Execution:
             self._run.inbox.stop()
 
     def _leave(self, error: Interrupted) -> None:
-        """For a run in another thread: its time is over."""
+        """End a run in another thread whose grace period is over."""
         self.current.inbox.leave(error)
 
     # --- before ------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class _Execution:
             self._move_in(fresh)
         epoch = self.home.lease.epoch if self.home.lease is not None else 0
         if fresh and start is None and state.specs:
-            return [("reopen", epoch, state.max_steps)]  # somebody has queued what is to run
+            return [("reopen", epoch, state.max_steps)]  # the caller has queued what is to run
         if fresh or start is not None:
             state.start_at(starts)
             if context.basis.again:
@@ -202,7 +202,7 @@ class _Execution:
         return self._resume(epoch)
 
     def _move_in(self, fresh: bool) -> None:
-        """The preflight: folder, key, lease and code, so that no save fails for these later."""
+        """Open folder, key, lease and code before the first task, so that no save fails for these later."""
         self.home.open(take_over=self.settings.take_over)
         _ = self.home.keyring
         if fresh:
@@ -235,7 +235,7 @@ class _Execution:
         return plan
 
     def _set_up(self, ops: list[Op]) -> None:
-        """A run over the context's session as it is now, and its first transition."""
+        """Make a run over the context's session as it is now, and its first transition."""
         context, session = self.context, self.context.session
         announcer, inbox = Announcer(session, self.settings.observers), Inbox()
         invoker = Invoker(
@@ -255,7 +255,7 @@ class _Execution:
         self._begin(cutter, ops, undriven)
 
     def _begin(self, cutter: Cutter, ops: list[Op], undriven: list[tuple[int, float, list[Op]]]) -> None:
-        """The first transition, and the checkpoint that has to come before the first task."""
+        """Commit the first transition, and save the checkpoint that has to precede the first task."""
         context, session = self.context, self.context.session
         cause = self._first_cause(cutter)
         if cause:
@@ -275,7 +275,7 @@ class _Execution:
             cutter.now("request", asked)
 
     def _first_cause(self, cutter: Cutter) -> str:
-        """Why a checkpoint is taken before the first task; "" if none is."""
+        """Return why a checkpoint is taken before the first task; "" if none is."""
         context, home = self.context, self.home
         found = context.found if context.basis.named else None
         # not if the session stands at that cut, and looks for its cuts where it is
@@ -291,7 +291,7 @@ class _Execution:
     # --- going back --------------------------------------------------------------------
 
     def _go_back(self, back: GoBack) -> list[Op]:
-        """A failed attempt left a live value changed: the session as a whole goes back to its cut."""
+        """Reset the whole session to its cut: a failed attempt left a live value changed."""
         task = back.claim.spec.task_id
         error = back.outcome.exception
         visit = (task, back.claim.spec.cycle)
@@ -342,7 +342,7 @@ class _Execution:
 
 
 class Ending:
-    """How one execution ends: the last cut, what the caller gets, and the command that goes on."""
+    """The end of an execution: the last cut, what the caller gets, and the command that continues."""
 
     def __init__(self, context: ExecutionContext, run: Run) -> None:
         self.context = context
@@ -351,13 +351,13 @@ class Ending:
         self.run = run
 
     def result(self) -> Any:
-        """What the last task returned, or the error that the session has ended with."""
+        """Return what the last task returned, or raise the error that the session has ended with."""
         state = self.context.state
         status = state.status
         failed = status == "failed"
         if failed and self.settings.on_failure == "rollback":
             self._roll_back()
-        elif status != "completed" or self.context.named or self.home.sequence > 0:  # somebody may ask again
+        elif status != "completed" or self.context.named or self.home.sequence > 0:  # it may be asked again
             self._last_cut("failure" if failed else "end")
         unsaved = self.context.cutter.unsaved if self.context.cutter is not None else ""
         self.run.announcer.emit("session_ended", status=status, reason=state.reason, unsaved=unsaved)
@@ -375,7 +375,7 @@ class Ending:
         raise self.with_note(failure)
 
     def leave(self) -> NoReturn:
-        """Stopped by a signal: cut if nothing is on loan, and say what goes on from where."""
+        """Stop by a signal: cut if nothing is on loan, and say how to continue from where."""
         self._last_cut("signal")
         session, last = self.context.session_id, self.home.last
         saved = f"at step {last.steps} ({last.path})" if last is not None else "and was not saved"
@@ -392,12 +392,12 @@ class Ending:
         raise Interrupted(message, session)
 
     def fail(self, error: BaseException, reason: str) -> NoReturn:
-        """An error that no commit has taken down: the last cut stands."""
+        """End with an error that no commit has recorded: the last cut is kept."""
         self.run.announcer.emit("session_ended", status="failed", reason=reason)
         raise self.with_note(error)
 
     def with_note(self, error: BaseException) -> BaseException:
-        """The task's own exception, with the command that goes on."""
+        """Return the task's own exception, with the command that continues."""
         if self.home.last is not None and self.settings.on_failure != "rollback":
             error.add_note(f"Session {self.context.session_id} can go on: {self._command()}")
         return error
@@ -418,7 +418,7 @@ class Ending:
             self.context.cutter.final(cause)
 
     def _roll_back(self) -> None:
-        """on_failure="rollback": nothing of the session is kept."""
+        """Delete all of the session, as on_failure="rollback" asks."""
         if self.home.lease is not None:
             for path, _ in list(self.home.store.list(self.context.session_id)):
                 self.home.store.delete(path)

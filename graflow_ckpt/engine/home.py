@@ -56,12 +56,12 @@ BYTES = 100_000
 
 
 class Tidier:
-    """What the workflow's retention does not keep any more goes with the commit of a save, or after it.
+    """The deletion of what a workflow's retention does not keep, with the commit of a save or after it.
 
     Which ones those are is known without asking the store, as long as the retention looks at one session and
-    nobody else writes it (`alone`); that no other session began at one of them, as long as nothing else was
-    written since the last *pass* over the metadata of the store. Then they go in the commit, else a pass
-    takes them away. In a large store saves have to earn it, so that a save pays for some twenty metas
+    no other process writes it (`alone`); that no other session began at one of them, as long as nothing
+    else was written since the last *pass* over the metadata of the store. Then they go in the commit, else a
+    pass deletes them. In a large store saves have to earn it, so that a save pays for some twenty metas
     whatever the store has grown to. What is left goes with the last save of a run.
 
     Promise: a save never fails because of what is not deleted; it is an event (`emit`), is logged, and tried
@@ -91,10 +91,10 @@ class Tidier:
         )
         self._earned = 0.0
         self._seen = 0  # metas that the last pass has left
-        self._told = False  # that nothing can be taken away now: once, not after each save
+        self._told = False  # that nothing can be deleted now: once, not after each save
 
     def before(self, path: str, meta: bytes, keep: Retention) -> Sequence[str]:
-        """What goes with the commit of a checkpoint that is about to be there."""
+        """Return what goes with the commit of a checkpoint that is about to be there."""
         if self._coming is not None:
             self._own = None  # whether the last one is there was never said
         self._coming = coming = cut_of(path, meta, Metas(self._store, self._keyring()))
@@ -116,7 +116,7 @@ class Tidier:
         return self._going
 
     def after(self, saved: CheckpointMetadata, keep: Retention, *, last: bool = False) -> bool:
-        """One more was saved; whether none is left. `last`: nobody asks again, so nothing waits."""
+        """Delete what is not kept after a save; return True if none is left. `last`: no save follows."""
         try:
             rule = automatic(keep)
             self._earned += EARNED
@@ -135,7 +135,7 @@ class Tidier:
         return none_left
 
     def _count(self, path: str) -> None:
-        """What was saved just now, and what went with it."""
+        """Count what was saved just now, and what went with it."""
         coming, self._coming = self._coming, None
         if os.path.dirname(path) != self._store.folder:
             return  # it is no part of the session's history
@@ -183,14 +183,14 @@ class Tidier:
 
 
 def program_file() -> str | None:
-    """The file that runs as `__main__`, so that `resume SESSION` finds the code."""
+    """Return the file that runs as `__main__`, so that `resume SESSION` finds the code."""
     found = getattr(sys.modules.get("__main__"), "__file__", None)
     return os.path.abspath(found) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What each checkpoint of a session says of the program that runs it, beside its graph and code."""
+    """The program of a session, as each checkpoint describes it in addition to its graph and code."""
 
     workflow: str = ""
     program: str = ""  # the file that defines the workflow
@@ -202,14 +202,14 @@ class Written:
     argv: tuple[str, ...] | None = None  # None: those of this process
 
     def following(self, meta: Document) -> Written:
-        """The same program, as far as it does not say what a checkpoint says."""
+        """Return the same program, with the session's facts of a checkpoint."""
         return replace(
             self, inputs=dict(meta.get("inputs", {})), workflow=meta.get("workflow", ""),
             settings=meta.get("settings"), program=self.program or meta.get("program", ""),
         )  # fmt: skip
 
     def adopting(self, meta: Document) -> Written:
-        """The program of a checkpoint, whoever writes the next one."""
+        """Return the program of a checkpoint, whichever process writes the next one."""
         return replace(
             self.following(meta), file=meta.get("file"), options=dict(meta["options"]),
             cwd=meta.get("cwd") or self.cwd, argv=tuple(meta.get("argv") or ("",)),
@@ -228,7 +228,7 @@ class Written:
 
 
 class CheckpointPlace:
-    """Where the checkpoints of a session go, and what is told of them."""
+    """The place of a session's checkpoints, and the reports of them."""
 
     def __init__(self, session: str, store: CheckpointStore | str, *, alone: bool) -> None:
         self.session = session
@@ -237,7 +237,7 @@ class CheckpointPlace:
         self.last: CheckpointMetadata | None = None
         self.save_error: Exception | None = None  # of the last save, unless a later one has succeeded
         self.trace = Trace(session)
-        self._alone = alone  # nobody else writes checkpoints of it
+        self._alone = alone  # no other process writes checkpoints of it
         self._told_slow = False  # saves; a session says so once
         self._keyring: Keyring | None = None
         self._elsewhere: dict[str, CheckpointStore] = {}  # that paths of single cuts lead to
@@ -257,7 +257,7 @@ class CheckpointPlace:
         return self._keyring
 
     def place_of(self, path: str) -> tuple[CheckpointStore, str]:
-        """The store that a path leads to, and the path as it is written there."""
+        """Return the store that a path leads to, and the path as it is written there."""
         own = self.store.takes(path)
         if own is not None:
             return self.store, own
@@ -268,7 +268,7 @@ class CheckpointPlace:
         return place, place.takes(path) or path
 
     def tidy(self, keep: Retention, *, emit: Callable[..., None], last: bool = False) -> bool:
-        """Delete what is not kept now that there is one more, whoever has made it; whether none is left."""
+        """Delete what is not kept now that there is one more; return True if none is left."""
         if self._tidier is None:
             self._tidier = Tidier(
                 self.store, self.session, lambda: self.keyring, emit=emit, alone=self._alone
@@ -278,7 +278,7 @@ class CheckpointPlace:
     def tell_saved(
         self, emit: Callable[..., None], saved: CheckpointMetadata, cause: str, seconds: float, limit: float
     ) -> None:
-        """Tell the log and the observers of a checkpoint; `limit`: seconds from which on it was slow."""
+        """Report a checkpoint to the log and the observers; `limit`: seconds from which on it was slow."""
         facts = {"session": self.session, "step": saved.steps}
         log.info("Checkpoint created: %s", saved.path, extra=facts)
         emit(
@@ -291,7 +291,7 @@ class CheckpointPlace:
     def stamped(
         self, metadata: CheckpointMetadata, *, parent: str | None, origin: str | None
     ) -> CheckpointMetadata:
-        """The metadata with what the session, its trace and its store are to it."""
+        """Return the metadata with what the session, its trace and its store are to it."""
         context, original = self.trace.now()
         return replace(
             metadata, parent=parent, origin=origin, home=self.store.url, trace_context=context,
@@ -299,7 +299,7 @@ class CheckpointPlace:
         )  # fmt: skip
 
     def tell_failed(self, emit: Callable[..., None], error: Exception, cause: str, seconds: float) -> None:
-        """Tell them of one that could not be written."""
+        """Report to the log and the observers a checkpoint that could not be written."""
         self.save_error = error
         log.error("checkpoint failed: %s", error, extra={"session": self.session})
         emit(
@@ -335,11 +335,11 @@ class Home(CheckpointPlace):
         self.written = written
 
     def note_inputs(self, inputs: Mapping[str, str]) -> None:
-        """The digests of what the session was started with."""
+        """Keep the digests of what the session was started with."""
         self.written = replace(self.written, inputs=inputs)
 
     def run_with(self, settings: Settings) -> None:
-        """A run begins: what its checkpoints say, and how large they may be."""
+        """Begin a run: set what its checkpoints say, and how large they may be."""
         self.written = self.written.run_with(settings)
         self.allowance = Allowance(settings.size_limit)
 
@@ -348,7 +348,7 @@ class Home(CheckpointPlace):
         self.sequence = history.highest_sequence(self.store, self.session)
 
     def open(self, *, take_over: bool = False) -> Lease:
-        """Own the session; SessionBusy if somebody alive does."""
+        """Own the session; raise SessionBusy if a live process owns it."""
         if self.lease is None:
             self.store.probe()
             self.lease = self.store.acquire(self.session, take_over=take_over)
@@ -390,7 +390,7 @@ class Home(CheckpointPlace):
         return None
 
     def _check_stays_encrypted(self, found: Found) -> None:
-        """What follows would be in the clear beside it."""
+        """Refuse to continue an encrypted session where it would be saved in the clear."""
         encoding = found.encoding
         if encoding is not None and AEAD in encoding.kinds and AEAD not in self.store.encoding:
             raise UnsafeCheckpoint(
@@ -401,7 +401,7 @@ class Home(CheckpointPlace):
             )
 
     def continue_from(self, found: Found) -> None:
-        """Later cuts follow this one."""
+        """Let later cuts follow this one."""
         self.sequence = max(self.sequence, history.highest_sequence(self.store, self.session))
         self.parent = found.meta["checkpoint_id"]
         self.origin = found.meta.get("origin")
@@ -411,8 +411,7 @@ class Home(CheckpointPlace):
         self.written = self.written.following(found.meta)
 
     def adopts(self, found: Found) -> None:
-        """Stand at a checkpoint of this session or another one: the next cut, of its state, is the first of
-        an epoch."""
+        """Adopt a checkpoint of this or another session: the next cut, of its state, begins an epoch."""
         self.continue_from(found)
         if found.meta["session_id"] == self.session:
             self.go_back_to(found)
@@ -420,20 +419,20 @@ class Home(CheckpointPlace):
             self.origin, self.rewinds = found.meta["checkpoint_id"], ()
 
     def finds(self, path: str) -> bool:
-        """Whether a resume of this session looks where that cut is."""
+        """Return True if a resume of this session looks where that cut is."""
         folder = os.path.dirname(path)
         return folder == self.store.folder or f"file://{os.path.abspath(folder)}" == self.store.url
 
     # --- cuts --------------------------------------------------------------------------
 
     def tasks_of(self, graph: TaskGraph) -> list[CurrentTask]:
-        """The program's tasks as they were before the first of them ran: fingerprints are taken once."""
+        """Return the program's tasks as they were before the first ran: fingerprints are taken once."""
         if self._tasks is None:
             self._tasks = program.current_tasks(graph)
         return self._tasks
 
     def is_unchanged(self, graph: TaskGraph, described: Document) -> bool:
-        """Whether the program is the one that a checkpoint describes; then that stays its description."""
+        """Return True if the program is the one that a checkpoint describes; its description is then kept."""
         if self._summary is None:
             self._summary = program.summary_of(graph)
         if self._summary == described.get("summary"):
@@ -441,7 +440,7 @@ class Home(CheckpointPlace):
         return self._described is described
 
     def describe_program(self, graph: TaskGraph) -> Program:
-        """Made once; tasks made at run time are kept with the state."""
+        """Describe the program, once; tasks made at run time are kept with the state."""
         if self._described is None:
             self._described = program.describe(graph, self.tasks_of(graph))
             self._described["summary"] = self._summary or program.summary_of(graph)
@@ -450,7 +449,7 @@ class Home(CheckpointPlace):
         return self._program
 
     def reserve_path(self, steps: int) -> str:
-        """A path that nothing else of this session will have."""
+        """Return a path that nothing else of this session will have."""
         self._reserved = max(self._reserved, self.sequence) + 1
         return archive.auto_path(self.store, self.session, steps, self._reserved)
 
@@ -465,7 +464,7 @@ class Home(CheckpointPlace):
     ) -> CheckpointMetadata:
         """Write one trio; raises if it could not be written, and then nothing has changed.
 
-        `keep`: says what goes with it. Whoever gives it tidies after it.
+        `keep`: says what goes with it. The caller that gives it tidies afterwards.
         """
         lease: Lease | None = self.open()
         assert lease is not None
@@ -500,7 +499,7 @@ class Home(CheckpointPlace):
                 self._going(path, lease, keep),
             )
         except SaveOutcomeUnknown:
-            self.sequence += 1  # it may stand: of two with one number nobody could tell which is the newer
+            self.sequence += 1  # it may be there: of two with one number the newer one would be unknown
             raise
         self.sequence += 1
         self.save_error = None
@@ -511,7 +510,7 @@ class Home(CheckpointPlace):
     def _going(
         self, path: str, lease: Lease | None, keep: Retention | None
     ) -> Callable[[bytes], Sequence[str]]:
-        """What goes with a checkpoint there, once its meta is known."""
+        """Return the function that names what goes with a checkpoint there, once its meta is known."""
         tidier = self._tidier
         if tidier is None or lease is None or keep is None or session_of(base_of(path)) != self.session:
             return lambda meta: ()
@@ -547,7 +546,7 @@ class Home(CheckpointPlace):
     # --- journal -----------------------------------------------------------------------
 
     def open_journal(self, after: int) -> None:
-        """A new segment for what follows the transition `after`."""
+        """Open a new segment for what follows the transition `after`."""
         if self._segment is not None and self._after == after:
             return  # nothing has been appended since it was opened
         self.close_journal()
@@ -559,7 +558,7 @@ class Home(CheckpointPlace):
         self._segment.append(self._writer.head)
 
     def append(self, payload: bytes) -> None:
-        """One record, durable when this returns."""
+        """Write one record, durable when this returns."""
         if self._segment is None or self._writer is None:
             raise JournalFailed(
                 f"The journal of session {self.session!r} has no segment: it could not be begun.",
@@ -569,7 +568,7 @@ class Home(CheckpointPlace):
         self._segment.append(self._writer.frame(payload))
 
     def drop_journal(self, before: int) -> None:
-        """What no cut needs any more. A cut that stands has not failed for what stays until the next one."""
+        """Delete what no cut needs any more. What stays is tried at the next cut: this one is saved."""
         try:
             self.store.drop_segments(self.session, before)
         except (GraflowError, OSError) as error:

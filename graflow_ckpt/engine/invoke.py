@@ -6,10 +6,10 @@ pass    a group is through: its successors are told
 skip    a task that is not taken: what only it leads to is not taken either
 jump    a join that is not taken, because branches jump past it: the session continues where they jump to
 lost    a group with too few successes: it fails, like a body that raises
-again   a group that had failed the session, which goes on: it waits for its lost members once more
-doubt   its worker died while it ran: its task says what then, or somebody who was asked
-left    somebody has said to go on without it
-failed  somebody has said that it has failed
+again   a group that had failed the session, which continues: it waits for its lost members once more
+doubt   its worker died while it ran: its task says what then, or an answer of the user
+left    the user has answered to continue without it
+failed  the user has answered that it has failed
 
 Or that must not run: a task that came round too often, a group with too few successes.
 
@@ -79,7 +79,7 @@ class Running:
         self.posted = True
 
     def end(self, error: GraflowError) -> None:
-        """The attempt is over: fence it, and end its code if it can be ended."""
+        """End the attempt: fence it, and end its code if that is possible."""
         if self.attempt is not None:
             self.attempt.end(error)
         if self.kill is not None:
@@ -125,7 +125,7 @@ class Invoker:
     # --- in this thread ----------------------------------------------------------------
 
     def inline(self, claim: Claim) -> bool:
-        """Whether the body may run in the thread that commits."""
+        """Return True if the body may run in the thread that commits."""
         task = self.graph.nodes[claim.spec.task_id]
         name = task.name
         of, known = self._inline.get(name, (None, False))
@@ -139,7 +139,7 @@ class Invoker:
         return known
 
     def on_loop(self, name: str) -> bool:
-        """Whether the body is a coroutine that no thread waits for."""
+        """Return True if the body is a coroutine that no thread waits for."""
         task = self.graph.nodes[name]
         if not isinstance(task, Task) or task.options.isolation == "process" or self.settings.middleware:
             return False
@@ -152,11 +152,11 @@ class Invoker:
         return attempt, self._body(claim, attempt, binding)
 
     def begun(self) -> set[int]:
-        """The specs whose bodies run elsewhere now."""
+        """Return the specs whose bodies run elsewhere now."""
         return {running.claim.spec.key for running in self.running.values()}
 
     def fence(self, error: GraflowError) -> None:
-        """What runs is over: its next ctx call says so. Callable from any thread."""
+        """End all that runs: its next ctx call raises `error`. Callable from any thread."""
         for running in list(self.running.values()):
             running.end(error)
         if self._alone is not None:
@@ -193,7 +193,7 @@ class Invoker:
         return to_cell(result)
 
     def failed(self, claim: Claim, error: BaseException) -> Failed:
-        """The outcome of an exception, with the time at which a retry may start."""
+        """Return the outcome of an exception, with the time at which a retry may start."""
         spec = claim.spec
         due = 0.0
         if spec.retry_count < spec.max_retries:
@@ -223,7 +223,7 @@ class Invoker:
     def _arguments(
         self, claim: Claim, attempt: Attempt, binding: Binding, lent: Callable[[str], Any] | None = None
     ) -> dict[str, Any]:
-        """What the body is called with; `lent` stands in for values of the channel."""
+        """Return what the body is called with; `lent` stands in for values of the channel."""
         data = MISSING if claim.spec.task_data is None else _open(claim.spec.task_data)
         given: dict[str, Any] = {}
         if type(data) is dict and SPREAD in data:
@@ -254,7 +254,7 @@ class Invoker:
         return arguments
 
     def let_go(self, attempt: Attempt) -> list[str]:
-        """Live values of a failed attempt: those it may have changed.
+        """Return the live values of a failed attempt that it may have changed.
 
         A body that still runs keeps its objects. If those are as they were, the session takes copies of
         them and of what shares with them; not if siblings work on one, which they would put back.
@@ -311,7 +311,7 @@ class Invoker:
             post((running, error))
 
     def _through(self, running: Running, body: Callable[[Claim], Outcome], post: Post) -> None:
-        """A body that runs elsewhere yet, with the middleware around it."""
+        """Run a body elsewhere, with the middleware around it."""
         try:
             post((running, self._around(running.claim, running.attempt, body)))
         except BaseException as error:  # noqa: BLE001  as above
@@ -372,7 +372,7 @@ class Invoker:
         self._threads.submit(partial(self._through, running, body, post))
 
     def close(self) -> None:
-        """The run is over: fence what still runs."""
+        """End the run: fence what still runs."""
         for one in self.running.values():
             one.end(Fenced("The session has stopped or gone back.", session=self.session.id))
         self._threads.close()
@@ -392,7 +392,7 @@ class Invoker:
             call = partial(middleware, call_next=call)
         try:
             return call(claim)
-        except Exception as error:  # noqa: BLE001  what stands around a body fails like one
+        except Exception as error:  # noqa: BLE001  what surrounds a body fails like one
             return self._raised(claim, attempt, error)
 
 
@@ -402,12 +402,12 @@ def is_coroutine(func: Callable[..., Any]) -> bool:
 
 
 def _open(cell: Cell) -> Any:
-    """Task data for one attempt: a copy of its own, so that a retry and a cut have it as it was."""
+    """Return task data for one attempt: a copy of its own, so that a retry and a cut have it as it was."""
     return decode(cell) if isinstance(cell, bytes) else load_live(live_bytes(cell.value))
 
 
 def spread() -> float:
-    """Random, and the session's random state is left alone."""
+    """Return a random number, and leave the session's random state alone."""
     return int.from_bytes(os.urandom(4), "little") / 2**32
 
 
@@ -450,7 +450,7 @@ class Threads:
                 self._idle += 1
 
     def close(self) -> None:
-        """Idle threads end now, busy ones after their job."""
+        """End idle threads now, busy ones after their job."""
         for _ in range(self._count):
             self._jobs.put(None)
 
@@ -461,7 +461,7 @@ class Threads:
 def without_body(
     graph: TaskGraph, session: Session, claim: Claim, answers: Sequence[tuple[str, str]] = ()
 ) -> tuple[list[Op] | None, Claim]:
-    """What is committed for a spec instead of running it; or None, and the claim that is to be run."""
+    """Return what is committed for a spec instead of running it; or None, and the claim to be run."""
     spec = claim.spec
     match spec.execution_strategy:
         case "again":
@@ -491,7 +491,7 @@ def _answered(answer: str | None) -> OnInterrupted:
 
 
 def _wait_again(graph: TaskGraph, state: SessionState, claim: Claim) -> list[Op] | None:
-    """The group waits for the members that it has lost, and they run again; None if too few can come."""
+    """Return the ops to wait for a group's lost members, which run again; None if too few can come."""
     failed = graph.nodes[claim.spec.task_id]
     assert isinstance(failed, Group)
     ops: list[Op] = [("end", claim.spec.key, claim.number, "dropped")]
@@ -517,7 +517,7 @@ def _wait_again(graph: TaskGraph, state: SessionState, claim: Claim) -> list[Op]
 
 
 def refused(graph: TaskGraph, claim: Claim) -> Failed | None:
-    """The failure of a spec that must not run, or None."""
+    """Return the failure of a spec that must not run, or None."""
     spec = claim.spec
     if not spec.cycle and spec.execution_strategy != "lost":
         return None  # the first time: no limit is below one

@@ -1,7 +1,7 @@
 """Leases: kept by the process that works; what a dead worker held is given to the others.
 
-Whoever finds out first does it, in one transition that is refused if the token is alive after all, or
-if somebody else was quicker. What becomes of each claim: under the crash budget it runs again, by the
+The first worker that notices does it, in one transition that is refused if the token is alive after all,
+or if another worker was quicker. What becomes of each claim: under the crash budget it runs again, by the
 task's `on_interrupted` if that says otherwise; at the budget it is set aside and the session pauses.
 """
 
@@ -71,7 +71,7 @@ def release(
 def release_the_dead(
     link: RedisLink, session: str, cells: Cells, *, patience: float = PATIENCE
 ) -> list[Emitted]:
-    """All tokens of a session whose owners are gone, on this machine or by their leases."""
+    """Release all tokens of a session whose owners are gone, on this machine or by their leases."""
     prefix = keys_of(session)
     client: Any = link.client
     with translated(link.address):
@@ -91,12 +91,12 @@ def release_the_dead(
 
 
 def owner_of(record: bytes) -> Owner | None:
-    """Who runs the slice of a token, as its session has it; None if that names no process."""
+    """Return the process that runs the slice of a token, as its session has it; None if it names none."""
     return owner_from(record.partition(b"\x1e")[0])
 
 
 def held(link: RedisLink, session: str, token: str, cells: Cells) -> list[TaskSpec]:
-    """What a token has claimed, the latest first: so that they are released into their old order."""
+    """Return what a token has claimed, the latest first: so it is released into its old order."""
     client: Any = link.client
     head_of(client, link.address, session)  # of an unknown format: nothing in it can be read
     fields: dict[bytes, bytes] = client.hgetall(f"{keys_of(session)}c")
@@ -138,7 +138,7 @@ class Kept:
     help_with: Callable[[], object]
     look_around: Callable[[], object] = lambda: None  # each time the lease has been renewed
     renew_at: float = 0.0
-    asked: float = 0.0  # as of when somebody was asked for help
+    asked: float = 0.0  # as of when another worker was asked for help
 
     def renew_in(self, seconds: float) -> None:
         self.renew_at = monotonic() + seconds
@@ -150,7 +150,7 @@ class Kept:
 class Keeper:
     """A thread that renews the lease of the slice that its process runs, on a connection of its own.
 
-    One per process; it starts with the first lease. It also hears first that a token is void or that the
+    One per process; it starts with the first lease. It also learns first that a token is void or that the
     session was cancelled, and calls for help where work waits while a long body runs: the slice itself could
     only say so with its next commit.
     """
@@ -171,7 +171,7 @@ class Keeper:
         self._look = look
 
     def keep(self, kept: Kept) -> None:
-        """From now on, until `forget`."""
+        """Keep it from now on, until `forget`."""
         with self._changed:
             kept.renew_in(self._often)
             kept.helped(monotonic())

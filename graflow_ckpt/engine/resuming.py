@@ -1,4 +1,4 @@
-"""Resuming: from the newest good cut and its journal to a state that can go on.
+"""Resuming: from the newest good cut and its journal to a state that can continue.
 
 1 newest meta whose seal and digests hold     4 values
 2 control facts                               5 journal records of the same line
@@ -52,7 +52,7 @@ log = logging.getLogger("graflow_ckpt.engine")
 def open_session(
     graph: TaskGraph, session_id: str | None, settings: Settings, store: str
 ) -> ExecutionContext:
-    """A new session, or the one of that id as it was left."""
+    """Return a new session, or the one of that id as it was left."""
     context = ExecutionContext(graph, session_id, settings=settings, store=store)
     if session_id is None:
         if settings.resume == "must":
@@ -125,7 +125,7 @@ def check_workflow(context: ExecutionContext, state: SessionState, known: str | 
 
 
 def _newest(context: ExecutionContext) -> Found | None:
-    """Load the newest good cut, and tell the observers what that took, or why there is none."""
+    """Load the newest good cut, and report what that took to the observers, or why there is none."""
     home, settings, began = context.home, context.settings, monotonic()
 
     def emit(kind: Kind, **facts: Any) -> None:
@@ -148,7 +148,7 @@ def _newest(context: ExecutionContext) -> Found | None:
 
 
 def load(context: ExecutionContext, found: Found) -> None:
-    """Values and journal of a verified cut into the context."""
+    """Load the values and the journal of a verified cut into the context."""
     home = context.home
     if place := found.facts.get("redis"):
         raise SessionError(
@@ -188,7 +188,7 @@ def _replay(
 
 
 def runs_nothing(context: ExecutionContext) -> bool:
-    """Whether a resumed session has ended for good."""
+    """Return True if a resumed session has ended for good."""
     status = context.status
     if status == "cancelled":
         raise SessionCancelled(
@@ -206,7 +206,7 @@ def is_finished(context: ExecutionContext) -> bool:
 
 
 def stalled(state: SessionState) -> Stalled:
-    """The error of a session in which nothing is left to run, and joins wait."""
+    """Return the error of a session in which nothing is left to run, and joins wait."""
     return Stalled(
         f"Session {state.session} is stalled: nothing is left to run, and {state.reason}.",
         session=state.session,
@@ -215,7 +215,7 @@ def stalled(state: SessionState) -> Stalled:
 
 
 def plan_for(context: ExecutionContext, *, noted: bool = False) -> Plan:
-    """The saved tasks against those of the program; opens no pickle.
+    """Return the comparison of the saved tasks with those of the program; opens no pickle.
 
     `noted`: if nothing has changed, only with the rows that have a note.
     """
@@ -270,7 +270,7 @@ def report_settings(context: ExecutionContext) -> None:
 
 
 def remake_tasks(context: ExecutionContext) -> None:
-    """Tasks that were made at run time join the compiled graph again."""
+    """Add tasks that were made at run time to the compiled graph again."""
     for record in context.state.tasks.values():
         task, spawner, before = unpack_task(record, context.payload["python"] if context.found else "")
         context.graph.extend(spawner, task, before)
@@ -279,14 +279,14 @@ def remake_tasks(context: ExecutionContext) -> None:
 def reopen(
     context: ExecutionContext, plan: Plan, epoch: int, max_steps: int | None, *, died: bool = True
 ) -> list[Op]:
-    """The transition with which a new owner goes on, or, if nobody has died, the same one."""
+    """Return the transition with which a new owner continues, or, if none has died, the same one."""
     going_on, failing = _in_doubt(context, plan.rerun | plan.recalled | plan.dropped, died)
     limit = max_steps if max_steps is not None else context.state.max_steps
     return [*changes_of(context.graph, plan), *going_on, ("reopen", epoch, limit), *failing]
 
 
 def changes_of(graph: TaskGraph, plan: Plan) -> list[Op]:
-    """What a changed program has to run again, or does without."""
+    """Return what a changed program has to run again, or does without."""
     ops: list[Op] = []
     anew = plan.rerun | plan.recalled
     if anew or plan.dropped:
@@ -305,7 +305,7 @@ def changes_of(graph: TaskGraph, plan: Plan) -> list[Op]:
 
 
 def _in_doubt(context: ExecutionContext, rerun: frozenset[str], died: bool) -> tuple[list[Op], list[Op]]:
-    """What was claimed by the owner before and not committed: by each task's on_interrupted."""
+    """Return what the former owner claimed and did not commit: by each task's on_interrupted."""
     state, graph = context.state, context.graph
     answers = dict(context.settings.in_doubt)
     ops: list[Op] = []
@@ -360,7 +360,7 @@ def notify(context: ExecutionContext, line: str) -> None:
 
 
 def continuing_line(context: ExecutionContext, state: SessionState) -> str:
-    """How much is done, how old it is, and why the former run ended if it failed."""
+    """Return how much is done, how old it is, and why the former run ended if it failed."""
     total = len(set(context.graph.task_names()) | state.completed.keys())
     tasks = f"{len(state.completed)} of {counted(total)} completed"
     verb = f"continues from step {state.steps}"
@@ -380,7 +380,7 @@ def _saved(context: ExecutionContext) -> str:
 
 
 def finished_line(context: ExecutionContext, state: SessionState) -> str:
-    """Since when, that nothing is run, and how to run it again."""
+    """Return since when it is finished, that nothing is run, and how to run it again."""
     meta = context.found.meta if context.found is not None else {}
     when = f"{since(meta)} " if meta else ""
     line = (
@@ -395,13 +395,13 @@ def finished_line(context: ExecutionContext, state: SessionState) -> str:
 
 
 def again_line(context: ExecutionContext) -> str:
-    """Which run begins."""
+    """Return a line that says which run begins."""
     number = context.state.run
     return f"session {context.session_id} was finished and begins run {number}; the former run is kept"
 
 
 def since(meta: Document) -> str:
-    """How long ago a checkpoint was written, in one unit."""
+    """Return how long ago a checkpoint was written, in one unit."""
     made = seconds(meta.get("created_at"))
     age = max(0.0, time.time() - made)
     if made == float("inf"):
@@ -415,7 +415,7 @@ def counted(number: int) -> str:
 
 
 def some(names: Iterable[str]) -> str:
-    """A few names, and how many more there are."""
+    """Return a few names, and how many more there are."""
     found = sorted(names)
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return ", ".join(found[:3]) + more

@@ -56,7 +56,7 @@ class Deadlines:
         heappush(self._heap, (when, number))
 
     def left(self) -> float | None:
-        """Seconds until the first one, negative once it has passed; None without any."""
+        """Return the seconds until the first one, negative once it has passed; None without any."""
         return self._heap[0][0] - monotonic() if self._heap else None
 
     def passed(self) -> bool:
@@ -80,25 +80,25 @@ class Inbox:
         self._messages: SimpleQueue[Message | BaseException | None] = SimpleQueue()
 
     def post(self, message: Message) -> None:
-        """A body has ended."""
+        """Post that a body has ended."""
         message[0].has_posted()  # it was in time, however long the message lies here
         self._messages.put(message)
 
     def knock(self) -> None:
-        """Whoever waits has to look around."""
+        """Wake the run, so that it looks at its session again."""
         self._messages.put(None)
 
     def stop(self) -> None:
-        """What runs is finished, and nothing more is started."""
+        """Stop the run: what runs is finished, and nothing more is started."""
         self.stopping = True
         self.knock()
 
     def leave(self, error: BaseException) -> None:
-        """Whoever waits has to give up."""
+        """Raise `error` in the thread that waits."""
         self._messages.put(error)
 
     def get(self, patience: float) -> Message | None:
-        """The next message, None for a knock; `Empty` after so many seconds."""
+        """Return the next message, None to look again; raise `Empty` after so many seconds."""
         while True:
             try:
                 message = self._messages.get(timeout=min(patience, TICK))
@@ -113,14 +113,14 @@ class Inbox:
 
 
 class Cuts(Protocol):
-    """When and how a checkpoint is taken: see cuts.py."""
+    """The checkpoints of a run: see cuts.py."""
 
     def after(self, outcome: Outcome, idle: bool) -> bool:
-        """After a commit, cut if that is due. True: nothing is to be claimed until a cut can be taken."""
+        """Cut after a commit if that is due; return True if nothing may be claimed until a cut is taken."""
         ...
 
     def poll(self, idle: bool) -> bool:
-        """The same, whatever was committed."""
+        """Cut if that is due, whatever was committed; return the same."""
         ...
 
     def starts(self, number: int, alone: bool) -> None: ...
@@ -164,13 +164,13 @@ class Run:
         self.session = invoker.session
         self.settings = settings = invoker.settings
         self.torn: list[str] = []  # live values that a failed attempt may have left changed
-        self.left_behind = False  # a body that nobody can end still runs, its attempt being over
+        self.left_behind = False  # a body that cannot be ended still runs, its attempt being over
         self._slots = Slots(slots, slots, slots) if slots else settings.slots
         self._threads = self._slots.threads
         self._running = invoker.running
         self._on_loop: set[int] = set()  # claims of those that are coroutines
         self._met_coroutines = False
-        self._got_all = False  # the last commit handed out as many claims as it was asked for
+        self._got_all = False  # the last commit returned as many claims as it was asked for
         self._holds = False  # nothing is claimed: a cut is due, and something is on loan
         self._deadlines = Deadlines()
         self._conflicts: dict[int, int] = {}
@@ -207,7 +207,7 @@ class Run:
             self.invoker.close()
 
     def _hand_back(self, claims: list[Claim]) -> list[Claim]:
-        """What was claimed and not started is not in doubt."""
+        """Release what was claimed and not started: it is not in doubt."""
         ops = [("release", claim.spec.key, claim.spec.crashes) for claim in reversed(claims)]
         return self._commit([*ops, ("claim", 0)])
 
@@ -246,7 +246,7 @@ class Run:
             self._deadlines.add(running.deadline, claim.number)
 
     def _wait(self) -> list[Claim]:
-        """One message: an outcome, a signal, or a deadline that has passed."""
+        """Wait for one message: an outcome, a signal, or a deadline that has passed."""
         if self._deadlines.passed():  # also while others keep the inbox full
             return self._overdue()
         try:
@@ -265,13 +265,13 @@ class Run:
         raise outcome  # KeyboardInterrupt, SystemExit and their like leave the run as they are
 
     def _idle(self) -> list[Claim]:
-        """Nothing runs, but something will be due."""
+        """Wait while nothing runs, but something will be due."""
         if self._holds:
             self._holds = self.cuts.poll(idle=True)
         return self._wait() if self.session.due() is not None else self._claim()
 
     def _patience(self) -> float:
-        """Seconds until somebody has to look at the clock."""
+        """Return the seconds until the run has to look at the clock."""
         times = [self._deadlines.left(), self.cuts.timer()]
         due = self.session.due()
         if due is not None and self._may_claim():
@@ -328,7 +328,7 @@ class Run:
         return self._going_on(claims, held)
 
     def _going_on(self, claims: list[Claim], held: bool) -> list[Claim]:
-        """What is started now: nothing while a cut is due, what was held back once it is taken."""
+        """Return what is started now: nothing while a cut is due, what was held back once it is taken."""
         if self._holds:
             return self._hand_back(claims) if claims else []
         return self._claim() if held else self._with_bodies(claims)
@@ -344,7 +344,7 @@ class Run:
         return claims
 
     def _claim(self) -> list[Claim]:
-        """Claims for the free slots, in a transition of their own."""
+        """Claim for the free slots, in a transition of its own."""
         session = self.session
         if not self._may_claim():
             return []
@@ -356,7 +356,7 @@ class Run:
         return self._unused() > 0 and self.session.status == "running"
 
     def _unused(self, *claimed: list[Claim]) -> int:
-        """How many attempts may start now, beside these."""
+        """Return how many attempts may start now, beside these."""
         if self.inbox.stopping or self._holds:
             return 0
         taken = len(self._running) + (sum(map(len, claimed)) if claimed else 0)
@@ -365,7 +365,7 @@ class Run:
         return max(0, (1 if self._unlucky else self._threads) - taken)
 
     def _beside_coroutines(self, claimed: list[Claim]) -> int:
-        """The same once coroutines have been met: which kind a claim is of is known when it is there."""
+        """Return the same once coroutines have been met: a claim's kind is known when it is there."""
         on_loop = len(self._on_loop) + sum(self.invoker.on_loop(claim.spec.task_id) for claim in claimed)
         on_threads = len(self._running) + len(claimed) - on_loop
         loop, threads = self._slots.coroutines - on_loop, self._threads - on_threads
@@ -378,7 +378,7 @@ class Run:
         return int((loop if self.invoker.on_loop(following.task_id) else threads) > 0)
 
     def _with_bodies(self, claims: list[Claim]) -> list[Claim]:
-        """Groups that are through and tasks that are not taken are passed on at once."""
+        """Pass on at once groups that are through and tasks that are not taken."""
         found: list[Claim] = []
         if len(claims) == 1 and claims[0].spec.execution_strategy == "direct":  # the hot path
             return claims
@@ -408,19 +408,19 @@ class Run:
         return self._again(claim, spec.crashes)
 
     def _crashed(self, claim: Claim, outcome: Outcome) -> list[Claim]:
-        """A body that took its process down is no failure yet: it has a budget of its own."""
+        """Run a body again that took its process down: that is no failure yet, it has a budget of its own."""
         error = outcome.error if isinstance(outcome, Failed) else ""
         log.warning("%s It runs again.", error, extra={"task": claim.spec.task_id})
         return self._again(claim, claim.spec.crashes + 1)
 
     def _again(self, claim: Claim, crashes: int) -> list[Claim]:
-        """The same spec once more, before all others of its priority."""
+        """Run the same spec once more, before all others of its priority."""
         claims = self._commit([("release", claim.spec.key, crashes), ("claim", self._unused())])
         held, self._holds = self._holds, self.cuts.poll(idle=not self._running)
         return self._going_on(claims, held)
 
     def _timed_out(self, running: Running) -> list[Claim]:
-        """The attempt is over; its thread, if it has one, is told in its next ctx call."""
+        """End an attempt that is overdue; its thread, if it has one, gets the error in its next ctx call."""
         spec = running.claim.spec
         timeout = self.graph.routes[spec.task_id].options.timeout
         error = TaskTimeout(
@@ -434,7 +434,7 @@ class Run:
         return self._finish(running.claim, running.attempt, failed)
 
     def _late(self, running: Running) -> None:
-        """A body came back after its attempt was over: nothing of it counts."""
+        """Report a body that returned after its attempt was over: nothing of it counts."""
         if running.killed:
             return
         task = running.claim.spec.task_id
@@ -449,7 +449,7 @@ class Run:
         return [] if attempt is None else self.invoker.let_go(attempt)
 
     def _check_torn(self, claim: Claim, names: list[str], outcome: Failed) -> None:
-        """A failed attempt may have changed live values in place: docs/guarantees.md, loans."""
+        """Check for live values that a failed attempt may have changed: docs/guarantees.md, loans."""
         if isinstance(outcome.exception, ReadOnlyChanged):
             names.append(outcome.exception.ids["name"])
         if not names:
@@ -500,7 +500,7 @@ class RunHost:
         self._announcer.emit("task_progress", task, done=done, total=total)
 
     def reserve(self, task: str, metadata: dict[str, Any], storage: str | None = None) -> PendingCheckpoint:
-        """A handle whose path is known before the checkpoint is there."""
+        """Return a handle whose path is known before the checkpoint is there."""
         context = self._context
         path = context.home.reserve_path(context.steps + 1)
         if storage is not None:
@@ -512,7 +512,7 @@ class RunHost:
         return PendingCheckpoint(path, prepared)
 
     def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:
-        """A task made at run time, as the session keeps it."""
+        """Return a task made at run time, as the session keeps it."""
         if self._context.settings.durability == "none":
             record: Cell = Live((task, spawner, before))
         else:
@@ -525,7 +525,7 @@ class RunHost:
         return record
 
     def _is_pending(self, task: str) -> bool:
-        """Looked up once for all that an attempt makes, unless others commit meanwhile."""
+        """Return True if it is pending: one look for all that an attempt makes, unless others commit."""
         state = self._context.state
         if self._pending[0] != state.sequence:
             self._pending = state.sequence, frozenset(spec.task_id for spec in [*state.specs.values()])

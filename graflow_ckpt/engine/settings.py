@@ -1,4 +1,4 @@
-"""How a session is to be run: one frozen value, checked where it is made."""
+"""The settings of a session: one frozen value, checked where it is made."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _NAMES = {kind: name for name, kind in _VALUES.items()}
 
 
 def slow_after() -> float:
-    """Seconds, as the environment has them. What is no number there is said, and not believed."""
+    """Return the seconds of the environment. A value that is no number is logged, and the default counts."""
     text = os.environ.get(_SLOW_VARIABLE, "").strip()
     try:
         return float(text) if text else _SLOW
@@ -92,7 +92,7 @@ COROUTINES = 1000
 
 
 class Slots(NamedTuple):
-    """How many bodies of a run may run at once."""
+    """The number of bodies of a run that may run at once."""
 
     threads: int  # and child processes, which a thread waits for each
     coroutines: int
@@ -119,7 +119,7 @@ class Settings:
     take_over: bool = False
     in_doubt: tuple[tuple[str, str], ...] = ()  # answers for on_interrupted="ask"
     slow_save: float = field(default_factory=slow_after)  # seconds from which on a save is said to be slow
-    options: tuple[tuple[str, str], ...] = ()  # as somebody typed them; checkpoints keep them for `resume`
+    options: tuple[tuple[str, str], ...] = ()  # as the user typed them; checkpoints keep them for `resume`
     observers: tuple[Observer, ...] = ()
     middleware: tuple[Middleware, ...] = ()
     # New fields come last: a stored workflow has its settings in this order, and may lack the newest.
@@ -185,7 +185,7 @@ class Settings:
 
     @property
     def recorded(self) -> bool:
-        """Whether commits and claims are written to a journal."""
+        """True if commits and claims are written to a journal."""
         return self.durability in ("auto", "journal")
 
     @property
@@ -206,7 +206,7 @@ def _name_of(value: object) -> str:
 
 
 def _written(value: Any) -> Any:
-    """A setting as JSON; TypeError names the class that no checkpoint can hold."""
+    """Return a setting as JSON; raise TypeError with the name of a class that no checkpoint can hold."""
     if isinstance(value, (Policy, Retention)):
         name = _NAMES.get(type(value))
         if name is None:

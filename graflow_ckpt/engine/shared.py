@@ -1,7 +1,7 @@
 """A run over a session that others work on, too: its cuts, what its tasks can ask of it, and its token.
 
 Bodies work on copies, so nothing is ever on loan: a cut is taken at once, by the worker that has
-committed the request, or by whoever finds first that a policy is due.
+committed the request, or by the first that finds that a policy is due.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ TURN = 5.0
 
 
 class SharedCuts:
-    """When a checkpoint of a shared session is taken."""
+    """The checkpoints that a worker takes of a shared session."""
 
     def __init__(
         self, session: RedisSession, settings: Settings, home: SharedHome, emit: Callable[..., None],
@@ -75,7 +75,7 @@ class SharedCuts:
         self._looked: tuple[int, float] | None = None  # step and time of the last cut, as far as known here
 
     def starts(self, number: int, alone: bool) -> None:
-        """Random state belongs to a process, not to a shared session."""
+        """Do nothing: random state belongs to a process, not to a shared session."""
 
     def failed(self, claim: Claim, outcome: Failed) -> None:
         """See starts."""
@@ -92,14 +92,14 @@ class SharedCuts:
         return self._watches and self.poll(idle)
 
     def poll(self, idle: bool) -> bool:
-        """Cut if the policy is due, and nobody else does; nothing waits for it, here or elsewhere."""
+        """Cut if the policy is due, and no other worker does; nothing waits for it, here or elsewhere."""
         if self._watches and (self._looked is None or self._due(idle)) and self._due_for_all(idle):
             self._cut_in_turn(idle)
         return False
 
     def _cut_in_turn(self, idle: bool) -> None:
-        # who cuts now shows an earlier moment; this one comes again at the next commit, but not if there is
-        # none, or if it is that nothing runs
+        # a worker that cuts now shows an earlier moment; this one comes again at the next commit, but not if
+        # there is none, or if it is that nothing runs
         passes = self._session.status != "running" or not self._due(False)
         with self._home.turn(TURN if passes else 0.0) as mine:
             if mine and self._due_for_all(idle):  # others may have cut between the question and our turn
@@ -108,7 +108,7 @@ class SharedCuts:
                 self._looked = (self._session.steps, monotonic())
 
     def _due_for_all(self, idle: bool) -> bool:
-        """By what all workers have done; somebody else may run something, and may have cut."""
+        """Return True if a cut is due by what all workers have done; another one may run, or have cut."""
         steps, seconds = self._home.last_cut()
         self._looked = (steps, monotonic() - seconds)
         if not self._due(idle):
@@ -126,7 +126,7 @@ class SharedCuts:
             handle.written(saved)
 
     def cut(self, cause: str, user: dict[str, Any] | None, handle: PendingCheckpoint | None = None) -> Any:
-        """One trio; a failure is an event."""
+        """Write one trio; a failure is an event."""
         began = monotonic()
         try:
             saved = self._home.cut(cause, user, path=handle.path if handle is not None else None)
@@ -141,7 +141,7 @@ class SharedCuts:
         return saved
 
     def _failed(self, error: GraflowError, cause: str, seconds: float) -> None:
-        """An event; with on_save_failure="fail" nobody goes on with the session."""
+        """Report an event; with on_save_failure="fail" pause the session for all workers."""
         self._home.tell_failed(self._emit, error, cause, seconds)
         with suppress(GraflowError):  # the server may be what has failed
             self._home.has_failed(self._session.steps)
@@ -151,10 +151,10 @@ class SharedCuts:
 
 
 class Made:
-    """Which tasks made at run time a graph has; kept with the graph from one slice to the next.
+    """The tasks made at run time that a graph has; kept with the graph from one slice to the next.
 
-    A session notes each time that one is made, in order, with a nonce of its own: so who has so many of them,
-    the last one as it is noted, has read what the session was made of, and needs the later ones alone.
+    A session notes each time that one is made, in order, with a nonce of its own: so a worker that has so
+    many of them, the last one as it is noted, has read what the session was made of, and needs only the rest.
     """
 
     def __init__(self) -> None:
@@ -163,12 +163,12 @@ class Made:
         self.names: set[str] = set()
 
     def have(self, names: Iterable[str], times: int, last: bytes | None) -> None:
-        """The graph has these as well, and with them all that were noted so far."""
+        """Note that the graph has these as well, and with them all that were noted so far."""
         self.names.update(names)
         self.times, self.last = times, last or b""
 
     def of(self, link: RedisLink, session: str) -> bool:
-        """Return True if the session, as it is now, has gone on from these."""
+        """Return True if the session, as it is now, continues from these."""
         if not self.last:
             return False
         pipe: Any = link.client.pipeline(transaction=False)
@@ -196,7 +196,7 @@ class SharedHost(RunHost):
         self._pending: tuple[int, frozenset[str]] = (-1, frozenset())
 
     def reserve(self, task: str, metadata: dict[str, Any], storage: str | None = None) -> PendingCheckpoint:
-        """A handle whose path is known before the checkpoint is there."""
+        """Return a handle whose path is known before the checkpoint is there."""
         # a number that a lost reply has taken with it is missing in the paths, and that is all
         prepared = self._session.patiently(lambda: self._home.reserve(self._session.steps + 1, metadata))
         if storage is not None:
@@ -204,7 +204,7 @@ class SharedHost(RunHost):
         return PendingCheckpoint(prepared.path, prepared)
 
     def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:
-        """A task made at run time, as the session keeps it."""
+        """Return a task made at run time, as the session keeps it."""
         name, record = task.name, pack_task(task, spawner, before)
         if self._session.made.names:
             sealed = self._session.patiently(lambda: self._client.hget(f"{self._keys}t", name))
@@ -214,7 +214,7 @@ class SharedHost(RunHost):
         return record
 
     def _is_pending(self, task: str) -> bool:
-        """Asked once for all that an attempt makes, and again before one is refused."""
+        """Return True if it is pending; asked once for all that an attempt makes, again before a refusal."""
         commits = self._session.commits
         if self._pending[0] != commits or task in self._pending[1]:
             specs = self._session.known().specs.values()
@@ -224,17 +224,17 @@ class SharedHost(RunHost):
     # --- tasks that were made at run time ------------------------------------------------
 
     def made_since(self, made: MadeSoFar, own: Sequence[str]) -> None:
-        """Those that the graph does not have join it; it has `own`, which this worker has just made."""
+        """Add those that the graph lacks; it has `own`, which this worker has just made."""
         known = self.made
         if own and made.times == known.times + len(own):
             known.have(own, made.times, made.last)
         else:
             self._read_noted(made.times)
         if known.times != made.times or len(known.names) != made.names:
-            self.remake()  # a worker of a version before has noted none, or the session was written anew
+            self.remake()  # a worker of a version before has noted none, or the session was rewritten
 
     def remake(self) -> None:
-        """All of them."""
+        """Read all of them."""
         times, found = self._session.patiently(
             lambda: (self._client.hget(f"{self._keys}h", "makes"), self._client.hgetall(f"{self._keys}t"))
         )
@@ -244,7 +244,7 @@ class SharedHost(RunHost):
         self.made.have((), made, self._noted([made])[0])
 
     def _read_noted(self, times: int) -> None:
-        """Those that were made since; `self.made` stays behind if one is not there."""
+        """Read those that were made since; `self.made` stays behind if one is not there."""
         for first in range(self.made.times + 1, times + 1, _PAGE):
             noted = self._noted(range(first, min(first + _PAGE, times + 1)))
             if None in noted:
@@ -277,7 +277,7 @@ class SharedHost(RunHost):
 
 
 class Part:
-    """What one process has of a session that others work on, too: a token, and what runs under it.
+    """The part of one process in a session that others work on, too: a token, and what runs under it.
 
     Promise: however it ends, what is held goes back into its queue, unless the token is void by then.
     `join`: takes what is made at run time into the graph. `on_lost`: the token is void while a body runs.
@@ -308,7 +308,7 @@ class Part:
         self._keeper.keep(Kept(self.session, self._news, help_with, look_around))
 
     def _news(self, news: str) -> None:
-        """From the keeper: what the session has come to while a body runs."""
+        """Handle news of the keeper: what has happened to the session while a body runs."""
         if news in ("fenced", "gone"):
             self.run.invoker.fence(Fenced("The session's token was lost.", session=self.session.id))
             self._on_lost()
@@ -319,7 +319,7 @@ class Part:
         return [("release", key, claim.spec.crashes) for key, claim in self.session.held.items()]
 
     def leave(self) -> None:
-        """Give back what is still held, and the token; whoever comes next goes on at once."""
+        """Release what is still held, and the token; the next worker continues at once."""
         session = self.session
         if not (session.retired or session.broken is not None):
             session.commit([*self.given_back(), ("claim", 0)], mode="q")

@@ -92,7 +92,7 @@ class SharedContext(ExecutionContext):
         cls, graph: TaskGraph, start_node: str | None, session_id: str | None, max_steps: int | None,
         config: Mapping[str, Any] | None, settings: Settings, store: str,
     ) -> SharedContext:  # fmt: skip
-        """A new session, or, under an id that Redis knows, that one."""
+        """Return a new session, or, under an id that Redis knows, that one."""
         if max_steps is not None:
             arguments.counted("max_steps", max_steps, least=0)
         context = cls(graph, session_id, link_of(config), settings=settings, store=store)
@@ -121,7 +121,7 @@ class SharedContext(ExecutionContext):
         return self.link.client
 
     def line(self) -> dict[str, str]:
-        """Its counters, as of now."""
+        """Return its counters, as of now."""
         line = head_of(self._client, self.link.address, self.session_id)
         if line is None:
             raise NoSession(
@@ -134,7 +134,7 @@ class SharedContext(ExecutionContext):
             return bool(self._client.exists(f"{self._prefix}c"))
 
     def facts_of(self, *names: str) -> dict[str, str]:
-        """What is kept beside its tables; "" for what is not there."""
+        """Return what is kept in addition to its tables; "" for what is not there."""
         with translated(self.link.address):
             found: list[bytes | None] = self._client.hmget(f"{self._prefix}h", names)
         with readable(self.session_id, self.link.address):
@@ -168,7 +168,7 @@ class SharedContext(ExecutionContext):
 
     @property
     def goes_on(self) -> bool:
-        """Whether what is set now is an input of a session that somebody has started before."""
+        """True if what is set now is an input of a session that a process has started before."""
         if not self.attached or self.found is not None or self.started:
             return False
         return int(self.line()["key"]) > 1
@@ -180,7 +180,7 @@ class SharedContext(ExecutionContext):
     # --- the program -------------------------------------------------------------------
 
     def program(self) -> Program:
-        """What a checkpoint keeps of it; made once the graph has been compiled."""
+        """Return what a checkpoint keeps of it; made once the graph has been compiled."""
         if self._program is None:
             facts = describe(self.graph, current_tasks(self.graph))
             facts["summary"] = summary_of(self.graph)
@@ -195,14 +195,14 @@ class SharedContext(ExecutionContext):
         return self._program
 
     def cuts_at(self) -> SharedHome:
-        """Where checkpoints of this session go."""
+        """Return the home that the checkpoints of this session go to."""
         if not self.graph.routes:
             self.graph.compile(self.state.starts or self.graph.roots())
             check_names(self.graph)
         return SharedHome(self.link, self.session_id, self.cells, self.place, None, self.program())
 
     def known_program(self) -> Document | None:
-        """The tasks as who ran it last has described them, or the checkpoint that this goes on from."""
+        """Return the tasks as the last run described them, or the checkpoint that this continues from."""
         with translated(self.link.address):
             raw = self._client.get(f"{self._prefix}program")
         if raw is not None:
@@ -212,13 +212,13 @@ class SharedContext(ExecutionContext):
         return self.found.facts["graph"] if self.found is not None else None
 
     def note_program(self) -> None:
-        """From now on others are compared with this one."""
+        """Compare others with this one from now on."""
         text = json.dumps(self.program().facts, separators=(",", ":"))
         with translated(self.link.address):
             self._client.set(f"{self._prefix}program", text, ex=KEPT)
 
     def owners(self) -> list[str]:
-        """Who works on it now, as far as is known."""
+        """Return the owners that work on it now, as far as is known."""
         with translated(self.link.address):
             seconds, micros = self._client.time()
             now = seconds * 1000 + micros // 1000
@@ -259,7 +259,7 @@ class SharedContext(ExecutionContext):
         self.checkpoint_metadata["backend"] = dict(BACKEND)
 
     def schedule_start(self, starts: tuple[str, ...] = ()) -> None:
-        """The start of a session that has never run; of two that try one wins."""
+        """Commit the start of a session that has never run; of two that try one wins."""
         self.graph.compile(starts or self.state.starts or self.graph.roots())
         check_names(self.graph)
         self.note_start()
@@ -267,7 +267,7 @@ class SharedContext(ExecutionContext):
         self.tables.commit([*ops], mode="B")
 
     def note_start(self) -> None:
-        """What whoever goes on has to know: the starts, the inputs, and what attempts in doubt come to."""
+        """Note what a later run has to know: the starts, the inputs, and how to treat attempts in doubt."""
         names = self.tables.names()
         values = self.tables.read_all(names) if names else []
         inputs = {n: digest_of(found[0]) for n, (found, _) in zip(names, values, strict=True) if found}
@@ -277,26 +277,26 @@ class SharedContext(ExecutionContext):
         with translated(self.link.address):
             self._client.hset(f"{self._prefix}h", mapping={n: json.dumps(v) for n, v in mapping.items()})
 
-    # --- going on ----------------------------------------------------------------------
+    # --- resuming ----------------------------------------------------------------------
 
     def continues(self, found: Found) -> None:
-        """The session was there before: a checkpoint of it shows it, or it was made of one."""
+        """Note that the session was there before: a checkpoint of it shows it, or it was made of one."""
         self.attached, self.basis = True, Basis(found)
 
     def execute(self, max_steps: int | None = None) -> Any:
-        """Run, or go on, from here."""
+        """Run, or continue, from here."""
         self.limit = max_steps
         return self.taking_part().run(None)
 
     def taking_part(self, loop: Loop | None = None) -> Any:
-        """What runs the session from here, beside whoever else does."""
+        """Return what runs the session from here, beside other workers."""
         from graflow_ckpt.engine.taking_part import TakingPart
 
         return TakingPart(self, loop)
 
 
 def link_of(config: Mapping[str, Any] | None) -> RedisLink:
-    """The server that `config={"redis_client": …}` or `{"redis_url": …}` names."""
+    """Return the server that `config={"redis_client": …}` or `{"redis_url": …}` names."""
     config = config or {}
     where = config.get("redis_client", config.get("redis_url")) or os.environ.get(URL_VARIABLE, "").strip()
     if not where:
@@ -312,7 +312,7 @@ def link_of(config: Mapping[str, Any] | None) -> RedisLink:
 
 
 def attach(found: Found, graph: TaskGraph, store: str) -> SharedContext:
-    """The live session that a checkpoint was taken of, which has gone on since.
+    """Return the live session that a checkpoint was taken of, which has continued since.
 
     Its queue and values are where they were; the checkpoint says only which session and which server. It
     is looked for at the address that the checkpoint has, then at the one in the environment, which may be
@@ -353,7 +353,7 @@ def _looked_for(found: Found, graph: TaskGraph, store: str) -> SharedContext:
 
 
 def _newest_portable(store: CheckpointStore, session: str) -> str:
-    """What to say of the cuts that have everything in them."""
+    """Return what to say of the cuts that have everything in them."""
     try:
         for path, found in history.newest(store, Keyring.for_store(store), session):
             if isinstance(found, Found) and found.facts.get("redis", {}).get("portable", True):
@@ -367,7 +367,7 @@ def _newest_portable(store: CheckpointStore, session: str) -> str:
 
 
 def _check_history(found: Found, context: SharedContext) -> None:
-    """What the checkpoint shows has to have happened to the session that is there."""
+    """Check that what the checkpoint shows has happened to the session that is there."""
     line, cold = context.line(), context.facts_of("epoch", "cuts", "rewound")
     session, live, cut = context.session_id, int(line["sequence"]), int(found.facts["transition"])
     ids: dict[str, Any] = {"session": session, "live": live, "cut": cut, "path": found.path}
@@ -392,8 +392,8 @@ def _check_history(found: Found, context: SharedContext) -> None:
 
 # --- into Redis ----------------------------------------------------------------------------
 
-# A session goes from a checkpoint that holds all of it into Redis, under its own id or another. Who is to
-# work on it then, and how workers get its program, is not asked here: what a session knew of that goes along.
+# A session goes from a checkpoint that holds all of it into Redis, under its own id or another. Which worker
+# takes it then, and how workers get its program, is not decided here: what a session knew of that goes along.
 
 Post = Callable[[str, str, str], None]
 """Has somebody given a token of a session who listens on a queue: session, token, queue."""
@@ -401,30 +401,30 @@ Post = Callable[[str, str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a session goes, and what is to be known of it there besides."""
+    """The server that a session goes to, and what else has to be known of it there."""
 
     link: RedisLink
     facts: Mapping[str, str | bytes] = field(default_factory=dict)
     keyring: Keyring | None = None  # else that of the environment
-    post: Post | None = None  # without it a token waits until somebody looks
+    post: Post | None = None  # without it a token waits until a worker looks
 
 
 def moved(path: str, session: str | None, redis_url: str | None, store: str | None) -> SharedContext:
-    """The session of a checkpoint in Redis: put back, or, under an id that is given, another one."""
+    """Rewind the session of a checkpoint in Redis, or, under an id that is given, make another one."""
     standing = standing_at(path, store)
     return adopt_into(standing, session, Destination(open_link(_where(standing, redis_url))))
 
 
 def new_id(session: str | None) -> str:
-    """An id for a session that is to be made."""
+    """Return an id for a session that is to be made."""
     return check_session_id(session or uuid.uuid4().hex[:12])
 
 
 def adopt_into(standing: Standing, session: str | None, to: Destination) -> SharedContext:
-    """A session at a server that stands at that checkpoint.
+    """Return a session at a server, set to that checkpoint.
 
     None: its own, as it was then; later checkpoints do not count any more, and it is SessionBusy while
-    somebody works on it. Of another id: a new one, with idempotency keys of its own.
+    a worker runs it. Of another id: a new one, with idempotency keys of its own.
     """
     carried, state = standing.carried, standing.state
     settings = Settings(workflow=carried["workflow"]).with_stored(standing.found.meta.get("settings"))
@@ -460,7 +460,7 @@ def adopt_into(standing: Standing, session: str | None, to: Destination) -> Shar
 
 
 def _numbers(standing: Standing, context: SharedContext) -> dict[str, str]:
-    """How far the session has counted, here or in its store: numbers never go back."""
+    """Return how far the session has counted, here or in its store: numbers never decrease."""
     cold = context.facts_of("cuts", "paths") if context.exists() else {}
     highest = history.highest_sequence(context.home.store, context.session_id)
     return {
@@ -506,4 +506,4 @@ def _write(
     write_state(context.link, state, context.cells, facts, verb=verb, flags=flags, share=bundles)
     if post is not None:
         context.tables.posts_by(partial(post, state.session))
-    context.tables.commit([("claim", 0)])  # it may have ended; or somebody has to be asked for
+    context.tables.commit([("claim", 0)])  # it may have ended; or a worker has to be asked for

@@ -1,4 +1,4 @@
-"""Where the cuts of a shared session go, and what numbers them.
+"""The home of a shared session's cuts, and of what numbers them.
 
 Queue and channel of such a session are in Redis and stay there: its trio holds the control facts,
 for verification and for plans, and the program; no values. A *portable* one holds the values, too.
@@ -56,7 +56,7 @@ CARRIED = (
 MANY = 2000
 """Specs and values from which on a session is read page by page."""
 
-_PATIENCE = 10.0  # seconds, for somebody else who reads it by pages
+_PATIENCE = 10.0  # seconds, for another process that reads it by pages
 _TURNS = 20  # how often others may come first
 
 
@@ -95,7 +95,7 @@ class SharedHome(CheckpointPlace):
     # --- cuts --------------------------------------------------------------------------
 
     def reserve(self, steps: int, metadata: dict[str, Any]) -> CheckpointMetadata:
-        """What is known of a checkpoint before it is taken, its path above all."""
+        """Return what is known of a checkpoint before it is taken, its path above all."""
         return CheckpointMetadata(
             "", self.session, now_iso(), steps, "", dict(BACKEND), metadata, path=self.own_path(steps),
             workflow=self.program.workflow, library=__version__,
@@ -114,7 +114,7 @@ class SharedHome(CheckpointPlace):
         keyring = self.keyring if place is self.store else Keyring.for_store(place)
         metadata = metadata_of(snapshot, self.program, path=path, sequence=number, cause=cause, user=user)
         carried = snapshot.facts["redis"]["session"]
-        if not self.trace.traces:  # a worker, or a run without a tracer: that of who has one
+        if not self.trace.traces:  # a worker, or a run without a tracer: that of a run with one
             self.join_trace(carried.get("trace", ""))
         metadata = self.stamped(metadata, parent=parent or None, origin=carried.get("origin"))
         saved = archive.save(place, keyring, None, snapshot, self.program, metadata)
@@ -123,7 +123,7 @@ class SharedHome(CheckpointPlace):
         return saved
 
     def _numbered(self, portable: bool) -> tuple[SessionState, int, str]:
-        """The session as of one moment, with a number that no later moment has had before."""
+        """Return the session as of one moment, with a number that no later moment has had before."""
         for _ in range(_TURNS):
             state = self._read(portable)
             number, *rest = self._tell("number", state.sequence)
@@ -177,7 +177,7 @@ class SharedHome(CheckpointPlace):
         return parse_line(self.session, line)
 
     def carried(self) -> dict[str, str]:
-        """What has to be known of it besides, wherever it goes."""
+        """Return what else has to be known of it, wherever it is copied."""
         with translated(self.link.address):
             found = self._client.hmget(f"{self._prefix}h", CARRIED)
             line = self._line()
@@ -187,19 +187,19 @@ class SharedHome(CheckpointPlace):
         return {**facts, "flags": flags, "cap": line["cap"]}
 
     def kept_trace(self) -> str:
-        """The trace of who took part before, as the session keeps it; "" if nobody traces."""
+        """Return the trace of earlier participants, as the session keeps it; "" if none traces."""
         with translated(self.link.address):
             raw: bytes | None = self._client.hget(f"{self._prefix}h", "trace")
         with readable(self.session, self.link.address):
             return (raw or b"").decode()
 
     def join_trace(self, text: str) -> None:
-        """Go on from the trace of who took part before."""
+        """Continue the trace of earlier participants."""
         with readable(self.session, self.link.address):
             self.trace.goes_on(dict(fact("trace", text or "{}")))
 
     def keep_trace(self, *, first: bool) -> None:
-        """The session's trace is from here on that of this run; `first`: unless another one was quicker."""
+        """Make the session's trace that of this run; `first`: unless another run was quicker."""
         if text := self.trace.text():
             with translated(self.link.address):
                 (self._client.hsetnx if first else self._client.hset)(f"{self._prefix}h", "trace", text)
@@ -207,7 +207,7 @@ class SharedHome(CheckpointPlace):
     # --- policies: one worker cuts for all ------------------------------------------------
 
     def last_cut(self) -> tuple[int, float]:
-        """The step of the session's last cut, and how many seconds ago that was, or the session began."""
+        """Return the step of the last cut, and the seconds since then, or since the session began."""
         with translated(self.link.address):
             steps, at, made = self._client.hmget(f"{self._prefix}h", "cut_steps", "cut_at", "created")
             seconds, micros = self._client.time()
@@ -216,14 +216,14 @@ class SharedHome(CheckpointPlace):
             return int(steps or 0), now - float(at or made or now)
 
     def others_run(self, own: int) -> bool:
-        """Whether somebody else holds a task; `own`: how many are held here."""
+        """Return True if another worker holds a task; `own`: how many are held here."""
         with translated(self.link.address):
             line = self._client.hget(f"{self._prefix}c", "c")
         return line is not None and int(parse_line(self.session, line)["held"] or 0) > own
 
     @contextmanager
     def turn(self, patience: float = 0.0) -> Iterator[bool]:
-        """Whether this worker is the one that takes a cut that is due; it waits for so many seconds."""
+        """Yield True if this worker takes the cut that is due; it waits for so many seconds."""
         key, deadline = f"{self._prefix}cutting", monotonic() + patience
         with translated(self.link.address):
             while not (mine := bool(self._client.set(key, "1", nx=True, px=POLICY_LOCK))):
@@ -238,5 +238,5 @@ class SharedHome(CheckpointPlace):
                     self._client.delete(key)
 
     def has_failed(self, steps: int) -> None:
-        """A cut was not written: nobody tries again before the policy is due once more."""
+        """Note that a cut was not written: no worker tries again before the policy is due once more."""
         self._tell("failed", steps)

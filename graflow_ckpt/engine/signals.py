@@ -1,9 +1,9 @@
 """SIGTERM and Ctrl-C while a session runs.
 
 The first one: start nothing more, finish what runs, cut, leave with status 75. The second one,
-or the end of the grace period: leave at once; the last cut stands. Handlers are installed in
+or the end of the grace period: leave at once; the last cut is kept. Handlers are installed in
 the main thread only, and the previous ones are put back when the last session has ended: of several at once
-(`aexecute`), which end in any order, each hears a signal.
+(`aexecute`), which end in any order, each receive a signal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LAST_RESORT = 5.0  # seconds that a body which swallows SystemExit is given aft
 
 
 class Stop:
-    """Whether, and by which signal, the session was asked to stop."""
+    """The request to stop the session, and the signal that made it."""
 
     def __init__(
         self,
@@ -33,14 +33,14 @@ class Stop:
         stop: Callable[[], None],
         leave: Callable[[Interrupted], None] | None = None,
     ) -> None:
-        """`leave`: for a run in another thread."""
+        """Make a stop; `leave`: for a run in another thread."""
         self.signal: int | None = None
         self._stop = stop
         self._leave = leave
         self._session = session
         self._grace = grace
         self._expired = self._left = False
-        self._open = threading.Lock()  # held as long as somebody has to watch the time
+        self._open = threading.Lock()  # held as long as the time has to be watched
         self._open.acquire()
 
     def ask(self) -> bool:
@@ -53,7 +53,7 @@ class Stop:
 
     @property
     def overdue(self) -> bool:
-        """Whether its grace period is over, and nothing was done about that yet."""
+        """True if its grace period is over, and nothing was done about that yet."""
         return self._expired and not self._left
 
     def __call__(self, number: int, frame: FrameType | None, *, aloud: bool = True) -> None:
@@ -89,7 +89,7 @@ class Stop:
 
 
 class _Handlers:
-    """Those of this process, for all sessions that run now."""
+    """The handlers of this process, for all sessions that run now."""
 
     def __init__(self) -> None:
         self._stops: list[Stop] = []
@@ -101,7 +101,7 @@ class _Handlers:
             stop(number, frame, aloud=stop is told[0])
 
     def add(self, stop: Stop) -> None:
-        self._stops.append(stop)  # first: no signal is to find nobody
+        self._stops.append(stop)  # first: no signal is to find the list empty
         if len(self._stops) == 1:
             self._before = {number: signal.signal(number, self) for number in _SIGNALS}
 
@@ -118,7 +118,7 @@ _handlers = _Handlers()
 
 @contextmanager
 def handled(stop: Stop) -> Iterator[None]:
-    """It hears the signals that come inside."""
+    """Let `stop` receive the signals that arrive inside."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -131,5 +131,5 @@ def handled(stop: Stop) -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # nobody listens
+    with suppress(OSError):  # nothing reads it
         os.write(2, f"graflow-ckpt: {text}\n".encode())

@@ -1,11 +1,11 @@
-"""Taking part: this process works on a session in Redis until that has ended, beside whoever else does.
+"""Taking part: this process works on a session in Redis until that has ended, beside other workers.
 
 open it -> a token of our own -> run -> wait for what others run -> result
 
 To open it: graph and program -> what the dead held is released -> questions -> started, started elsewhere, or
 reopened.
 
-Nobody has to look after it: what somebody who has died held is taken by whoever still works.
+No operator has to supervise it: what a dead worker held is taken by one that still works.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class TakingPart:
     # --- before ------------------------------------------------------------------------
 
     def _prepare(self, start: str | None) -> dict[str, Binding]:
-        """All that can be checked before the first task."""
+        """Check all that can be checked before the first task."""
         context, state = self.context, self.context.state
         starts = (start,) if start is not None else state.starts or tuple(context.graph.roots())
         if not starts:
@@ -143,7 +143,7 @@ class TakingPart:
         return bindings
 
     def _open(self, start: str | None) -> None:
-        """Start it, start elsewhere, or go on."""
+        """Start it, start elsewhere, or continue."""
         context, was = self.context, self.context.status
         release_the_dead(context.link, self.session, context.cells)
         state = context.state
@@ -166,7 +166,7 @@ class TakingPart:
         context.note_program()
 
     def _changes(self, state: SessionState) -> list[Op]:
-        """What a changed program has to run again; GraphChanged where results would not be its own."""
+        """Return what a changed program has to run again; GraphChanged where results would not be its own."""
         plan = self._plan(state)
         if plan is None:
             return []
@@ -183,7 +183,7 @@ class TakingPart:
         return ops
 
     def _plan(self, state: SessionState) -> Plan | None:
-        """The tasks as the session knows them against those of the program; None if they are the same."""
+        """Return the plan of the session's tasks against the program's; None if they are the same."""
         program = self.context.known_program()
         if program is None or program.get("summary") == self.context.program().facts["summary"]:
             return None
@@ -199,7 +199,7 @@ class TakingPart:
         return make_plan(saved_tasks(facts), current_tasks(self.context.graph), self.settings.changed)
 
     def _answers(self, state: SessionState) -> list[Op]:
-        """What was set aside because somebody has to say what becomes of it; InDoubt if nobody has."""
+        """Return the answers for what was set aside to ask the user; raise InDoubt if one is missing."""
         answers, waiting = dict(self.settings.in_doubt), doubts(state)
         asked = [name for name in waiting.values() if name not in answers]
         if asked:
@@ -207,7 +207,7 @@ class TakingPart:
         return [("answer", key, ANSWERS.get(answers[name], "failed")) for key, name in waiting.items()]
 
     def _begin(self) -> RedisSession | None:
-        """A token of our own; None if the session has ended."""
+        """Return a session with a token of our own; None if the session has ended."""
         owner = json.dumps(asdict(myself()), separators=(",", ":"))
         key = f"{keys_of(self.session)}c"
         reply = self.context.link.script(START)([key], ["", owner, int(LEASE * 1000), "", new_nonce()])
@@ -226,7 +226,7 @@ class TakingPart:
         part.host.remake()
         if self.stop.signal is not None:
             part.inbox.stop()
-        # once a second: what others held who have died can be claimed again
+        # once a second: what dead workers held can be claimed again
         look_around = partial(release_the_dead, context.link, self.session, context.cells, patience=0.0)
         part.keep(lambda: None, look_around)
         if self.settings.observers:
@@ -260,7 +260,7 @@ class TakingPart:
         return self._result(mine.status)
 
     def _without(self, error: Fenced, mine: RedisSession) -> Any:
-        """Our token is void: the session has ended, or goes on without this process."""
+        """Handle a void token: the session has ended, or continues without this process."""
         status = self.context.status
         if status not in ENDS:
             raise error
@@ -274,7 +274,7 @@ class TakingPart:
             self._part.inbox.stop()
 
     def _leave_at_once(self, error: Interrupted) -> None:
-        """For a run in another thread: its time is over."""
+        """End a run in another thread whose grace period is over."""
         if self._part is not None:
             self._part.inbox.leave(error)
 
@@ -306,7 +306,7 @@ class TakingPart:
         raise self._failure(status, state.reason)
 
     def _failure(self, status: str, reason: str) -> BaseException:
-        """What the session has ended with, and the command that goes on."""
+        """Return what the session has ended with, and the command that continues."""
         error: BaseException
         if status == "stalled":
             error = stalled(self.context.state)
@@ -341,7 +341,7 @@ class TakingPart:
 
 
 def doubts(state: SessionState) -> dict[int, str]:
-    """The specs that wait for an answer, and their tasks."""
+    """Return the specs that wait for an answer, and their tasks."""
     specs = [state.specs[key] for key in state.dead]
     return {spec.key: spec.task_id for spec in specs if spec.execution_strategy == "doubt"}
 

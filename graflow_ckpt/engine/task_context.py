@@ -27,7 +27,7 @@ _log = logging.getLogger("graflow_ckpt.task")
 
 
 def same_task(record: Cell, other: Cell) -> bool:
-    """Whether two records of a task made at run time run the same body with the same arguments."""
+    """Return True if two records of a task made at run time run the same body with the same arguments."""
     if isinstance(record, Live) and isinstance(other, Live):
         mine, theirs = record.value[0], other.value[0]
         return mine is theirs or (mine.func is theirs.func and mine.arguments == theirs.arguments)
@@ -52,7 +52,7 @@ class PendingCheckpoint:
         self.saved = False
 
     def annotate(self, user: dict[str, Any]) -> None:
-        """It is asked for again, with other metadata."""
+        """Replace its metadata: it is asked for again."""
         self.metadata = replace(self.metadata, user_metadata=user)
 
     def written(self, metadata: CheckpointMetadata) -> None:
@@ -62,7 +62,7 @@ class PendingCheckpoint:
         self.error = error
 
     def done(self) -> bool:
-        """Whether it has been written, or has failed."""
+        """Return True if it has been written, or has failed."""
         return self.saved or self.error is not None
 
     def __iter__(self) -> Iterator[Any]:
@@ -74,7 +74,7 @@ class PendingCheckpoint:
 
 
 class Host(Protocol):
-    """What a task context asks of the run that it belongs to."""
+    """The run that a task context belongs to, as it uses it."""
 
     session_id: str
     execution: str  # the session, and the number of its run from the second on
@@ -108,11 +108,11 @@ class TaskChannel:
         self._attempt = attempt
 
     def get(self, key: str, default: Any = None, *, readonly: bool = False) -> Any:
-        """The value; what is changed in it counts as set, unless it was got readonly."""
+        """Return the value; what is changed in it counts as set, unless it was got readonly."""
         return self._attempt.get(key, default, readonly)
 
     def set(self, key: str, value: Any) -> None:
-        """Committed when the task has completed; refused at once if it cannot be kept."""
+        """Set a value, committed when the task has completed; refused at once if it cannot be kept."""
         self._attempt.set(key, value)
 
     def append(self, key: str, item: Any) -> None:
@@ -145,12 +145,12 @@ class TaskExecutionContext:
         return self.channel
 
     def get_result(self, task: str, default: Any = None) -> Any:
-        """The result of any task that has completed; not to be changed."""
+        """Return the result of any task that has completed; not to be changed."""
         return self._attempt.get(f"{task}.__result__", default, True)
 
     def forget(self, *tasks: str | Task) -> None:
-        """The results of these tasks are needed by nobody any more: from this commit on the session, and
-        each checkpoint of it, is without them. Whoever asks for one all the same is refused by its name."""
+        """Forget the results of these tasks: from this commit on the session, and each checkpoint of it, is
+        without them. A later request for one is refused by its name."""
         for task in tasks:
             name = task.name if isinstance(task, Task) else task
             if self._host.task_of(name) is None:
@@ -185,7 +185,7 @@ class TaskExecutionContext:
         return handle
 
     def attach(self, path: str | os.PathLike[str]) -> Attachment:
-        """Refer to a file: it is not copied; when the session goes on it has to be what it is now."""
+        """Refer to a file: it is not copied; when the session resumes it has to be what it is now."""
         self._attempt.still_running()
         attachment = attach(path)
         self._attempt.set(*record(attachment))
@@ -194,14 +194,14 @@ class TaskExecutionContext:
     # --- where to go -------------------------------------------------------------------
 
     def next_iteration(self, data: Any = MISSING) -> None:
-        """This task once more after this one, with `data` as its argument if it is given."""
+        """Run this task once more after this one, with `data` as its argument if it is given."""
         asks = self._attempt.asking()
         asks.one_more(NO_DATA if data is MISSING else check_storable("next_iteration(data)", data))
 
     def next_task(
         self, task: str | Task, *, goto: bool = False, data: Any = MISSING, before: str | Sequence[str] = ()
     ) -> None:
-        """`task` too, or with `goto=True` instead of my successors.
+        """Run `task` too, or with `goto=True` instead of my successors.
 
         A task that the graph does not have yet joins it; `before` names those of my successors
         that wait for it.
@@ -280,7 +280,7 @@ class TaskExecutionContext:
     # --- the rest ----------------------------------------------------------------------
 
     def progress(self, done: float, total: float | None = None) -> None:
-        """Tell observers how far this task is."""
+        """Report to observers how far this task is."""
         self._attempt.still_running()
         self._host.progress(self.task_id, done, total)
 
@@ -292,7 +292,7 @@ class TaskExecutionContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this attempt is over, or the session wants to stop: a long body may look."""
+        """True if this attempt is over, or the session wants to stop: a long body may look."""
         return self._attempt.over is not None or self._host.stopping
 
     @property

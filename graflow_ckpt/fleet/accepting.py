@@ -1,9 +1,9 @@
-"""Accepting: how a session comes to be. It is there as a whole, or it never runs.
+"""Accepting: how a session is made. It is there as a whole, or it never runs.
 
     listed -> init, by its maker -> its specs, page by page -> running: the first tokens are posted
 
 A session is listed before anything of it can run. It is `init` until its last spec is in, so that
-a submission that was cut short never runs in part. One that fails is taken back, if the server can be
+a submission that was cut short never runs in part. One that fails is deleted, if the server can be
 reached; one whose maker was killed makes room for the next of that id, or is cleared by a steward.
 
 Arguments of a task that is called are bound as Python would bind them: too many, unknown, twice or lacking
@@ -45,7 +45,7 @@ from graflow_ckpt.sessions.redis.names import PRIORITIES
 from graflow_ckpt.sessions.redis.ops import SMALL
 from graflow_ckpt.sessions.redis.session import RedisSession
 
-# Any, here and below: arguments are whatever the user hands over.
+# Any, here and below: arguments are whatever the user passes.
 Call = tuple[Sequence[Any], Mapping[str, Any]]
 
 _MANY = 1000  # specs per script: more would hold the server up for too long
@@ -53,7 +53,7 @@ _LARGE = 1 << 20  # bytes of them, for the same reason
 
 
 def call_of(item: Any) -> Call:
-    """An item of `submit_many`: a tuple is the arguments, a dict those by name, all else is the only one."""
+    """Return the call of an item: of a tuple its items, of a dict those by name, else the item alone."""
     if type(item) is tuple:
         return item, {}
     if type(item) is dict:
@@ -62,7 +62,7 @@ def call_of(item: Any) -> Call:
 
 
 def data_of(binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Cell | None:
-    """The data of one call."""
+    """Return the data of one call."""
     task = binding.task.name
     names = [parameter.name for parameter in binding.parameters]
     if len(args) > len(names):
@@ -86,13 +86,13 @@ def data_of(binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     try:
         return check_storable("arguments", {SPREAD: given})
     except NotStorable:
-        for name, value in given.items():  # who is it?
+        for name, value in given.items():  # which one is it?
             check_storable(name, value)
         raise
 
 
 def pages(ops: Iterable[Op]) -> Iterator[list[Op]]:
-    """New specs, in the portions in which they are sent; the last may be empty."""
+    """Yield new specs, in the portions in which they are sent; the last may be empty."""
     page: list[Op] = []
     size = 0
     for op in ops:
@@ -122,7 +122,7 @@ Existing = Literal["refuse", "return"]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a session is accepted."""
+    """The terms on which a session is accepted."""
 
     session: str | None = None
     existing: str = "refuse"  # or "return": what is asked of a session that is there already
@@ -178,7 +178,7 @@ class Acceptance:
         self._known_as: tuple[int, str] = (0, "")
 
     def accept(self, draft: Draft, cells: SealedCells, on_emitted: Any) -> bool:
-        """Whether it was made; if there was one already, `existing` says what that means."""
+        """Return True if it was made; if there was one already, `existing` says what that means."""
         session = draft.session
         sender = RedisSession(self._link, session, cells, patience=PATIENCE, post=on_emitted)
         made = False
@@ -215,7 +215,7 @@ class Acceptance:
         return self._known_as[1]
 
     def _same(self, draft: Draft) -> None:
-        """Refuse to return what other arguments have come to."""
+        """Refuse to return the result of other arguments."""
         key = f"{keys_of(draft.session)}h"
         client: Any = self._link.client
         with asked(self._link, **{key: "hash"}):
@@ -228,7 +228,7 @@ class Acceptance:
             )
 
     def enlist(self, session: str) -> None:
-        """Before it is there: what is not listed would be found by nobody, should this process die."""
+        """List a session before it is there: an unlisted one would be lost if this process dies."""
         now = int(time.time() * 1000)
         with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):
             client: Any = self._link.client
@@ -261,7 +261,7 @@ class Acceptance:
             raise wrong_keys(self._link, draft.session) from error
 
     def _abandoned(self, session: str) -> bool:
-        """Whether what is there was never completed, by a process that has died; then it is gone now."""
+        """Delete what a dead process never completed; return True if that was so."""
         prefix = keys_of(session)
         client: Any = self._link.client
         if client.type(f"{prefix}c") != b"hash":
@@ -275,7 +275,7 @@ class Acceptance:
         return left == b"nothing"
 
     def _take_back(self, session: str, error: BaseException, *, certain: bool) -> None:
-        """Nothing half done, and the error says how far it came. `certain`: it was never there."""
+        """Delete what is half done, and say in the error how far it got. `certain`: it was never there."""
         with suppress(GraflowError):
             if certain or self._discard([f"{keys_of(session)}c"], [self._maker]) == b"nothing":
                 certain = True
@@ -286,7 +286,7 @@ class Acceptance:
             error.add_note(f"Whether session {session} was accepted is not known; if not, it will never run.")
 
     def unlist(self, session: str) -> None:
-        """It is gone."""
+        """Remove a session from the lists: it is gone."""
         with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):
             client: Any = self._link.client
             client.zrem(SESSIONS, session)
@@ -294,7 +294,7 @@ class Acceptance:
 
 
 def _with_end(pages: Iterable[Sequence[Op]]) -> Iterator[list[Op]]:
-    """The last page sets it going, in the same transition."""
+    """Start the session with its last page, in the same transition."""
     page: list[Op] = []
     empty = True
     for following in pages:
@@ -304,5 +304,5 @@ def _with_end(pages: Iterable[Sequence[Op]]) -> Iterator[list[Op]]:
         page = list(following)
     end: list[Op] = [("status", "running", "")]
     if empty and not page:
-        end.append(("claim", 0))  # nobody will ever come to see that nothing is left
+        end.append(("claim", 0))  # no worker will ever see that nothing is left
     yield [*page, *end]

@@ -22,15 +22,15 @@ _TIME = struct.Struct("<d")
 
 
 class Order(IntEnum):
-    """What a child is to do."""
+    """The order for a child: what it is to do."""
 
     WORK = 0
     DRAIN = 1  # finish what runs, until the deadline
-    LEAVE = 2  # give back what runs, at once
+    LEAVE = 2  # release what runs, at once
 
 
 class State(IntEnum):
-    """What a child does."""
+    """The state of a child: what it does."""
 
     STARTING = 0
     IDLE = 1
@@ -54,20 +54,20 @@ class BoardLine:
     # --- the parent's ------------------------------------------------------------------
 
     def begin(self, pid: int) -> None:
-        """A new child has this line now. It may have written to it already."""
+        """Give this line to a new child. It may have written to it already."""
         _PID.pack_into(self._page, self._at + 8, pid)
 
     def reset(self) -> None:
-        """Before a child is made."""
+        """Clear the line before a child is made."""
         self._page[self._at : self._at + _LINE] = bytes(_LINE)
 
     def tell(self, order: Order, deadline: float) -> None:
-        """The deadline counts by the monotonic clock, which all processes of a machine share."""
+        """Write an order. Its deadline is of the monotonic clock, which a machine's processes share."""
         _TIME.pack_into(self._page, self._at + 16, deadline)
         self._page[self._at + _ORDER] = order
 
     def count(self, number: int) -> None:
-        """Of the parent's own line: how many children it has had to start anew."""
+        """Write to the parent's own line how many children it had to restart."""
         _PID.pack_into(self._page, self._at + 32, number)
 
     # --- the child's -------------------------------------------------------------------
@@ -76,7 +76,7 @@ class BoardLine:
         self._page[self._at + _STATE] = state
 
     def note(self, session: str, token: str) -> None:
-        """A slice begins; with two empty strings it is over."""
+        """Note that a slice begins; with two empty strings it is over."""
         self._page[self._at + _LENGTH] = 0  # a reader sees nothing rather than half a name
         if not token:
             self.now(State.IDLE)
@@ -89,7 +89,7 @@ class BoardLine:
         self._page[self._at + _LENGTH] = len(text)
         self.now(State.BUSY)
 
-    # --- everybody's -------------------------------------------------------------------
+    # --- of all lines ------------------------------------------------------------------
 
     @property
     def order(self) -> Order:

@@ -2,7 +2,7 @@
 
     checked -> program stored -> accepted (accepting.py) -> a handle
 
-Everything that can be refused is refused before anything is written. Who only looks on needs no key;
+Everything that can be refused is refused before anything is written. A user who only reads needs no key;
 what has to be sealed or opened says which one is missing.
 """
 
@@ -79,7 +79,7 @@ class Client:
         inputs: Mapping[str, Any],
         terms: Terms,
     ) -> Handle:
-        """A session of a graph; returns when it has been accepted."""
+        """Submit a session of a graph; return when it has been accepted."""
         starts = tuple(starts) or tuple(graph.roots())
         if not starts:
             raise GraphError("The workflow has no task to start with.", hint="Decorate functions with @task.")
@@ -120,7 +120,7 @@ class Client:
     def submit_calls(
         self, task: Task, calls: Iterable[Call] | None, terms: Terms, call: Call = ((), {})
     ) -> Handle:
-        """A session of one task that is called once; with `calls`, of as many copies as there are calls."""
+        """Submit a session of one task that is called once, or with `calls` of one copy per call."""
         graph = TaskGraph()
         graph.add(task)
         graph.compile((task.name,))
@@ -149,7 +149,7 @@ class Client:
         )
 
     def _pack(self, task: Task, graph: TaskGraph, many: bool) -> Packed:
-        """The program of calls; of a module's task it stays the same."""
+        """Return the program of calls; of a module's task it stays the same."""
         known = self._packed.get(task, {}).get(many)
         if known is not None:
             return known
@@ -158,7 +158,7 @@ class Client:
             graph, task.name, settings, program_file(), calls=True, settings=settings.document()
         )
         packed = Packed.of(parcel)
-        if not parcel.bound:  # what travels by value may use what has changed meanwhile
+        if not parcel.bound:  # what is sent by value may use what has changed meanwhile
             self._packed.setdefault(task, {})[many] = packed
         return packed
 
@@ -202,11 +202,11 @@ class Client:
     # --- from checkpoints ------------------------------------------------------------------
 
     def fork(self, path: str, session_id: str | None = None, *, store: str | None = None) -> Handle:
-        """A new session that begins at a checkpoint: a portable one, or one of memory."""
+        """Return a new session that begins at a checkpoint: a portable one, or one of memory."""
         return self._adopted(standing_at(path, store), new_id(session_id))
 
     def rewind(self, path: str, *, store: str | None = None) -> Handle:
-        """The session of a portable checkpoint, as it was then; refused while somebody works on it."""
+        """Rewind a session to its portable checkpoint; refused while a worker runs it."""
         return self._adopted(standing_at(path, store), None)
 
     def _adopted(self, standing: Standing, other: str | None) -> Handle:
@@ -234,7 +234,7 @@ class Client:
         return Destination(self.link, facts, keyring, self.post)
 
     def _program(self, standing: Standing, keyring: Keyring) -> str:
-        """The digest of the program that workers are given."""
+        """Return the digest of the program that workers are given."""
         carried = standing.carried
         if digest := carried.get("code"):
             with suppress(ProgramMissing, UnknownKey, UnsafeCheckpoint):
@@ -269,16 +269,16 @@ class Client:
         self._acceptance.unlist(session)
 
     def session(self, session: str) -> Handle:
-        """A session that has been accepted before, here or elsewhere."""
+        """Return a session that has been accepted before, here or elsewhere."""
         return Handle(self, check_session_id(session))
 
     def sessions(self) -> list[str]:
-        """The ids of all that are there, the newest first."""
+        """Return the ids of all that are there, the newest first."""
         with asked(self.link, **{SESSIONS: "zset"}):
             return sessions_in(self._client.zrevrange(SESSIONS, 0, -1))
 
     def lately(self, newest: int) -> list[str]:
-        """The ids of all that stewards look at, and of the newest."""
+        """Return the ids of all that stewards look at, and of the newest."""
         with asked(self.link, **{SESSIONS: "zset", ACTIVE: "zset"}):
             active = self._client.zrange(ACTIVE, 0, -1)
             found = [*active, *self._client.zrevrange(SESSIONS, 0, newest - 1)]
@@ -303,7 +303,7 @@ _clients: dict[Key, Client] = {}
 
 
 def client_at(url: str, rq_url: str | None = None, on_new: Callable[[Client], None] | None = None) -> Client:
-    """The client of a server; one per process, server and key."""
+    """Return the client of a server; one per process, server and key."""
     key, file = (os.environ.get(f"GRAFLOW_CKPT_KEY{end}", "") for end in ("", "_FILE"))
     where = (url, rq_url or url, key, file)
     found = _clients.get(where)

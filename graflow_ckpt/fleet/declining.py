@@ -1,11 +1,11 @@
 """Declining: a worker that cannot run a session's program leaves the session to those that can.
 
-    declined -> the next who waits is asked at once ... -> all have been asked: rest -> once more
-             -> nobody has had it for too long: the session pauses, and its reason is the plan
+    declined -> the next worker that waits is asked at once ... -> all have been asked: rest -> once more
+             -> no worker has had it for too long: the session pauses, and its reason is the plan
 
-A token that rests is in no queue: a steward posts it, so that idle workers do not hand it around. The rest
+A token that rests is in no queue: a steward posts it, so that idle workers do not pass it around. The rest
 grows from 50 ms to a second. It costs the session no retries and no crashes, and others
-hardly anything. Whoever can run the program takes all that was noted away.
+hardly anything. A worker that can run the program deletes all these notes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _AT = "declined:"
 
 
 class Declining:
-    """What one worker does about programs that it does not have."""
+    """The part of one worker: it declines programs that it does not have."""
 
     def __init__(self, link: RedisLink, patience: float) -> None:
         self._link = link
@@ -69,7 +69,7 @@ class Declining:
             session.commit([*ops, ("claim", 0)], mode="q")
 
     def _rest(self, session: RedisSession, ops: Sequence[Op], until: int) -> None:
-        """The next token is made as ever, and lies there until a steward looks for it."""
+        """Make the next token as usual, and leave it until a steward looks for it."""
         made: dict[str, int] = {}
         session.posts_by(lambda token, queue: made.__setitem__(token, until))
         session.commit([*ops, ("claim", 0)], mode="q")
@@ -89,7 +89,7 @@ class Declining:
             log.warning("session %s is left to other workers: %s", session, error, extra={"session": session})
 
     def _verdict(self, session: str, host: str, why: str, error: Exception, since: float) -> str:
-        """The reason for which it pauses: who lacks what, and which tasks are concerned."""
+        """Return the reason for which it pauses: which machine lacks what, and which tasks are concerned."""
         lines = [f"no worker has had its program for {since:.0f} s; {host}: {why}"]
         others = declined(self._link, session)
         lines += [f"{other}: {lacks}" for other, lacks in others.items() if other != host]
@@ -123,7 +123,7 @@ def _table(rows: Sequence[PlanRow]) -> list[str]:
 
 
 def declined(link: RedisLink, session: str) -> dict[str, str]:
-    """The machines whose workers do not have its program now, and what they lack."""
+    """Return the machines whose workers do not have its program now, and what they lack."""
     key, line = f"{keys_of(session)}h", f"{keys_of(session)}c"
     with asked(link, **{key: "hash", line: "hash"}):
         client: Any = link.client
@@ -135,7 +135,7 @@ def declined(link: RedisLink, session: str) -> dict[str, str]:
 
 
 def forget(link: RedisLink, session: str, *others: str) -> None:
-    """Somebody has it, or is to be asked anew. `others`: what else is noted and does not count any more."""
+    """Forget what was noted: a worker has it, or all are asked again. `others`: further notes to delete."""
     key = f"{keys_of(session)}h"
     with asked(link, **{key: "hash"}):
         client: Any = link.client

@@ -1,4 +1,4 @@
-"""What front ends ask of a fleet: a graph, a call or many calls become a session.
+"""The door of a fleet for front ends: a graph, a call or many calls become a session.
 
 Fleet   what `graflow_ckpt.connect(url)` gives: sessions by their ids, and somewhere to submit to
 """
@@ -45,22 +45,22 @@ class Fleet:
 
     @property
     def address(self) -> str:
-        """Where it is, without a password."""
+        """The address of the fleet, without a password."""
         return self.client.link.address
 
     def session(self, session: str) -> Handle:
-        """A session by its id, whoever has submitted it; NoSession if there is none."""
+        """Return a session by its id, whichever client submitted it; raise NoSession if there is none."""
         handle = self.client.session(session)
         handle.status()
         return handle
 
     def sessions(self) -> list[str]:
-        """The ids of all that are kept, the newest first."""
+        """Return the ids of all that are kept, the newest first."""
         return self.client.sessions()
 
     # Any: what a task or a workflow is called with.
     def submit(self, what: Task | Submits, *args: Any, **options: Any) -> Handle:
-        """A workflow with the arguments of its `submit`, or a task with those of the call."""
+        """Submit a workflow with the arguments of its `submit`, or a task with those of the call."""
         found: Handle
         if isinstance(what, Task):
             found = what.submit(*args, url=self, **options)  # type: ignore[attr-defined]  # decorated
@@ -83,12 +83,12 @@ Where = str | Fleet | None
 
 
 def connect(url: str | None = None) -> Fleet:
-    """The fleet of an address, or of the environment."""
+    """Connect to the fleet of an address, or of the environment."""
     return Fleet(at(url))
 
 
 def at(where: Where) -> Client:
-    """The client of a fleet."""
+    """Return the client of a fleet."""
     if isinstance(where, Fleet):
         return where.client
     found = where or os.environ.get("GRAFLOW_CKPT_REDIS_URL", "")
@@ -100,26 +100,26 @@ def at(where: Where) -> Client:
 
 
 def _warn(client: Client) -> None:
-    """Of a server that loses sessions by its nature; the workers say more when they start."""
+    """Warn of a server that loses sessions by its nature; the workers say more when they start."""
     try:
         found = examine(client.link)
-    except GraflowError:  # whatever it is, it will be said by who asks next
+    except GraflowError:  # whatever it is, the next request reports it
         return
     for finding in found:
         if finding.level == "error" or "maxmemory-policy" in finding.what:
             log.warning("%s: %s %s", client.link.address, finding.what, finding.hint)
 
 
-# --- submitting: Any, here and below, for arguments are whatever the user hands over -------
+# --- submitting: Any, here and below, for arguments are whatever the user passes -----------
 
 
 def terms_of(session: str | None, **options: Any) -> Terms:
-    """Terms of those options that were given."""
+    """Return the terms of those options that were given."""
     return Terms(session, **{name: value for name, value in options.items() if value is not None})
 
 
 def refuse_clash(task: Task, args: Sequence[Any], options: Mapping[str, Any]) -> None:
-    """A keyword that the body has, too: whose it is must not be guessed."""
+    """Refuse a keyword that the body has, too: which of them is meant must not be guessed."""
     for name in signature(task.func)[0][len(args) :]:
         if options.get(name) is not None:
             raise TypeError(
@@ -129,7 +129,7 @@ def refuse_clash(task: Task, args: Sequence[Any], options: Mapping[str, Any]) ->
 
 
 def _terms_of(what: str, task: Task, key: str | None, options: Mapping[str, Any]) -> Terms:
-    """The terms of calls; GraphError for an option that there is not."""
+    """Return the terms of calls; raise GraphError for an option that there is not."""
     known = [field.name for field in fields(Terms) if field.name != "session"] + ["key", "url"]
     for name in options.keys() - known:
         near = get_close_matches(name, known, 1)
@@ -153,7 +153,7 @@ def submit_calls(task: Task, calls: Iterable[Any], url: Where, key: str | None, 
 
 
 def _session(task: Task, key: str | None) -> str | None:
-    """The session of a task under a key: the same for everybody who submits it."""
+    """Return the session of a task under a key: the same for every client that submits it."""
     if key is None:
         return None
     arguments.kind("key", key, str, "a text")

@@ -1,7 +1,7 @@
-"""A handle: what a caller holds of a session that a fleet runs.
+"""A handle on a session that a fleet runs.
 
-It holds nothing itself: each question goes to Redis, and the session outlives whoever asks. A server that
-goes away while somebody waits is waited for; one that is away when a question is asked is an error.
+It holds nothing itself: each question goes to Redis, and the session outlives its callers. A server that
+goes away while a caller waits is waited for; one that is away when a question is asked is an error.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ class Handle:
 
     @property
     def address(self) -> str:
-        """Where it is, without a password."""
+        """The address of the session, without a password."""
         return self._link.address
 
     def status(self) -> Status:
-        """How far it is, as of now."""
+        """Return how far it is, as of now."""
         found = read(self._link, self.session)
         if found is None:
             raise NoSession(
@@ -98,7 +98,7 @@ class Handle:
         return found
 
     def wait(self, timeout: float | None = None) -> Status:
-        """Until it has ended, or waits for somebody (`paused`); TimeoutError if that takes longer."""
+        """Wait until it has ended, or waits for the user (`paused`); TimeoutError if that takes longer."""
         status = self.status()
         if _rests(status):
             return status
@@ -108,7 +108,7 @@ class Handle:
         raise TimeoutError(f"Session {self.session} has not ended after {timeout} s ({status.status}).")
 
     def _looks(self, timeout: float | None) -> Iterator[Status]:
-        """Its status, whenever that may be another one."""
+        """Yield its status, whenever that may have changed."""
         changes = Changes(self._link, self.session, timeout)
         for _ in changes:
             try:
@@ -120,10 +120,10 @@ class Handle:
             yield status
 
     def events(self, timeout: float | None = None, *, after: int = 0) -> Iterator[Progress]:
-        """Each completion in order, from a step on, and each status that is seen, until it has ended.
+        """Yield each completion in order, from a step on, and each status that is seen, until it has ended.
 
-        Who goes on later gives the last step that was seen. A task that completes again and again is
-        reported with its latest completion, or with all of them if the session has a ledger.
+        A caller that continues later gives the last step that was seen. A task that completes again and
+        again is reported with its latest completion, or with all of them if the session has a ledger.
         """
         before = ""
         self.status()
@@ -144,7 +144,7 @@ class Handle:
     # --- what came of it ---------------------------------------------------------------
 
     def result(self, timeout: float | None = None) -> Any:
-        """What the task that completed last returned; raises what the session has come to instead."""
+        """Return what the task that completed last returned; raise how the session has ended instead."""
         status = self.wait(timeout)
         if status.status != "completed":
             raise self.error(status)
@@ -154,7 +154,7 @@ class Handle:
             return self.value(last[0].decode() + RESULT) if last else None
 
     def results(self, timeout: float | None = None, *, strict: bool = False) -> list[Any]:
-        """Of a session made by `submit_many`: what each call returned, in order.
+        """Return what each call of a session made by `submit_many` returned, in order.
 
         A call that has failed has None, and `failures()` says why; with `strict` it is raised.
         """
@@ -183,7 +183,7 @@ class Handle:
         return found
 
     def value(self, name: str, default: Any = None) -> Any:
-        """A value of the session's channel."""
+        """Return a value of the session's channel."""
         sender = RedisSession(self._link, self.session, self._cells)
         try:
             found = sender.read(name)
@@ -192,11 +192,11 @@ class Handle:
         return default if found is None else from_cells(name, found[0], found[2])
 
     def failures(self) -> dict[str, Failure]:
-        """The tasks that have failed, with their errors."""
+        """Return the tasks that have failed, with their errors."""
         return {failure.task: failure for failure in failures(self._link, self.session)}
 
     def reason(self) -> str:
-        """Why it is what it is, in full: of a session that waits for its program, also the plan."""
+        """Return why it has its status, in full: of a session that waits for its program, also the plan."""
         account = self._account()
         return f"{account.type}: {account.message}" if account.type else account.message
 
@@ -205,7 +205,7 @@ class Handle:
         return Account.read((reason or b"").decode(errors="replace"))
 
     def error(self, status: Status | None = None) -> SessionError | TaskError:
-        """What went wrong, as an exception."""
+        """Return what went wrong, as an exception."""
         status = status or self.status()
         account = self._account()
         if status.status == "cancelled":
@@ -235,17 +235,17 @@ class Handle:
     # --- changing ----------------------------------------------------------------------
 
     def pause(self, reason: str = "paused by hand") -> None:
-        """Hand out no more tasks; what runs is finished."""
+        """Pause: no more tasks are claimed; what runs is finished."""
         if self._commit([("status", "paused", reason)]) != "paused":
             raise self._cannot("be paused")
 
     def resume(self, max_steps: int | None = None, *, answers: Mapping[str, str] | None = None) -> None:
-        """Go on: after a pause, a failure, or max_steps.
+        """Resume: after a pause, a failure, or max_steps.
 
-        `answers`: for tasks that ran when their worker died, where somebody has to say what becomes of them:
+        `answers`: for tasks that ran when their worker died, where the user has to decide:
         `{"charge": "skip"}`, or `rerun`, or `fail`. InDoubt names those that lack one.
         """
-        # ("claim", 0): nobody is asked for where nothing can run, so it has to see here that it is over
+        # ("claim", 0): no worker is asked for where nothing can run, so it has to see here that it is over
         if max_steps is not None:
             arguments.counted("max_steps", max_steps)
         status = self.status()
@@ -264,9 +264,9 @@ class Handle:
         self._client.watch(self.session)
 
     def answer(self, task: str, how: str) -> None:
-        """What becomes of one task that ran when its worker died: "rerun", "skip" or "fail".
+        """Decide about one task that ran when its worker died: "rerun", "skip" or "fail".
 
-        The session goes on when none waits for an answer any more.
+        The session continues when none waits for an answer any more.
         """
         if doubts(self._link, self.session).keys() <= {task}:
             self.resume(answers={task: how})
@@ -274,7 +274,7 @@ class Handle:
             self._commit(as_ops(self._link, self.session, {task: how}, some=True))
 
     def cancel(self, reason: str = "cancelled by hand", *, hard: bool = False) -> None:
-        """For good. Running tasks are told; `hard`: their tokens are void, their code is ended."""
+        """Cancel for good. Running tasks are notified; `hard`: their tokens are void, their code is ended."""
         if self._commit([("status", "cancelled", reason), ("claim", 0)]) != "cancelled":
             raise self._cannot("be cancelled")
         if not hard:
@@ -288,7 +288,7 @@ class Handle:
             )  # fmt: skip
 
     def _commit(self, ops: list[Op]) -> str:
-        """One transition from outside; the status that it leads to."""
+        """Commit one transition from outside; return the status that it leads to."""
         sender = RedisSession(
             self._link, self.session, self._cells, post=partial(self._client.post, self.session)
         )
@@ -318,7 +318,7 @@ class Handle:
         return home.cut("request", check_metadata(metadata), path=path, portable=portable)
 
     def rewind(self, path: str) -> None:
-        """Put it back to a portable checkpoint of it; refused while somebody works on it."""
+        """Rewind it to a portable checkpoint of it; refused while a worker runs it."""
         found = CheckpointManager.verify(path)
         if found.session_id != self.session:
             raise SessionError(
@@ -330,14 +330,14 @@ class Handle:
         self._client.rewind(path)
 
     def fork(self, session_id: str | None = None, *, path: str | None = None) -> Handle:
-        """Another session that begins as this one is now, or was at a portable checkpoint."""
+        """Return another session that begins as this one is now, or was at a portable checkpoint."""
         return self._client.fork(path or self.checkpoint(portable=True).path, session_id)
 
     def purge(self) -> None:
-        """Take away all that is kept of it."""
-        head_of(self._redis, self._link.address, self.session)  # nothing is taken away of an unknown format
+        """Delete all that is kept of it."""
+        head_of(self._redis, self._link.address, self.session)  # nothing is deleted of an unknown format
         with asked(self._link):
-            self._redis.delete(f"{self._prefix}c")  # from here on nobody can add to the others
+            self._redis.delete(f"{self._prefix}c")  # from here on no process can add to the others
             keys = list(self._redis.scan_iter(match=f"{self._prefix.replace('[', '?')}*", count=1000))
             for start in range(0, len(keys), _PAGE):
                 self._redis.delete(*keys[start : start + _PAGE])
@@ -346,16 +346,16 @@ class Handle:
     # --- more to look at ---------------------------------------------------------------
 
     def declined(self) -> dict[str, str]:
-        """The machines whose workers do not have its program now, and what they lack."""
+        """Return the machines whose workers do not have its program now, and what they lack."""
         return declining.declined(self._link, self.session)
 
     def pending(self) -> list[dict[str, Any]]:
-        """What has still to run."""
+        """Return what has still to run."""
         state = read_state(self._link, self.session, self._cells, values=False)
         return [spec._replace(task_data=None)._asdict() for spec in state.pending()]
 
     def facts(self) -> dict[str, Any]:
-        """What is kept about the session beside its state."""
+        """Return what is kept about the session in addition to its state."""
         names = ("workflow", "code", "starts", "store", "created", "host", "python", "epoch")
         values = self._cold(*names)
         with self._readable():
@@ -364,7 +364,7 @@ class Handle:
 
 
 def _results_of(task: str, calls: int) -> list[str]:
-    """The names of what calls gave. Redis says how many there were, and nothing bears that out."""
+    """Return the names of the calls' results. Redis says how many there were, and nothing confirms that."""
     if not 0 <= calls <= _CALLS:
         raise ValueError(f"it says that it has {calls} calls")
     return [f"{task}[{i}]{RESULT}" for i in range(calls)]
@@ -393,8 +393,8 @@ class Progress:
 class Changes:
     """Whenever there may be something new to see, until the time is over: `for _ in changes: …`.
 
-    A bell rings with most commits; the rest is found by looking now and then. Nothing depends on having heard
-    it: each look goes on from the last step that was seen, so a connection that is lost, and a follower that
+    Most commits send a message; the rest is found by looking now and then. Nothing depends on the message:
+    each look continues from the last step that was seen, so a connection that is lost, and a follower that
     begins again with `after`, miss nothing that is still kept.
     """
 
@@ -419,7 +419,7 @@ class Changes:
             self._hang_up()
 
     def lost(self, error: ServerGone) -> None:
-        """The server did not answer: raises if it has not for too long."""
+        """Note that the server did not answer; raise if it has not for too long."""
         self._hang_up()
         now = monotonic()
         if self._away is None:
@@ -428,7 +428,7 @@ class Changes:
             raise error
 
     def found(self) -> None:
-        """It has answered."""
+        """Note that the server has answered."""
         self._away = None
 
     def _listen(self) -> None:
@@ -465,7 +465,7 @@ class Changes:
 
 
 def completions(link: RedisLink, session: str, after: int) -> Iterator[Progress]:
-    """In order, from a step on. Of a task that completes again and again all, if the session has a ledger."""
+    """Yield completions in order, from a step on; of a repeated task all, if there is a ledger."""
     prefix = keys_of(session)
     client: Any = link.client
     names = {f"{prefix}ledger": "list", f"{prefix}done": "zset"}
@@ -487,7 +487,7 @@ def _of_tasks(link: RedisLink, client: Any, prefix: str, after: int) -> Iterator
 
 
 def _of_ledger(link: RedisLink, client: Any, prefix: str, after: int) -> Iterator[Progress]:
-    """One line per end of any kind: there are at least as many as steps."""
+    """Yield completions from a ledger: one line per end of any kind, at least as many as steps."""
     at = after
     while True:
         with asked(link, **{f"{prefix}ledger": "list"}):
@@ -503,7 +503,7 @@ def _of_ledger(link: RedisLink, client: Any, prefix: str, after: int) -> Iterato
 
 
 def doubts(link: RedisLink, session: str) -> dict[str, int]:
-    """The tasks that wait for an answer, and the keys of their specs."""
+    """Return the tasks that wait for an answer, and the keys of their specs."""
     key = f"{keys_of(session)}dead"
     client: Any = link.client
     with asked(link, **{key: "hash"}):
@@ -519,8 +519,8 @@ def doubts(link: RedisLink, session: str) -> dict[str, int]:
 
 
 def as_ops(link: RedisLink, session: str, answers: Mapping[str, str], *, some: bool = False) -> list[Op]:
-    """The answers as ops. InDoubt if one is lacking, unless `some` will do; SessionError for a task that is
-    not in doubt, or an answer that is none."""
+    """Return the answers as ops. InDoubt if one is lacking, unless `some` will do; SessionError for a task
+    that is not in doubt, or an answer that is none."""
     wrong = [how for how in answers.values() if how not in ANSWERS]
     if wrong:
         raise SessionError(f"{wrong[0]!r} is no answer.", hint=f"There are: {', '.join(ANSWERS)}.")

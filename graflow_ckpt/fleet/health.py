@@ -72,7 +72,7 @@ class PoolFacts:
 
 
 def worker_facts(name: str, line: BoardLine) -> WorkerFacts:
-    """A line of the board, as others see it."""
+    """Return a line of the board, as others see it."""
     run = line.run
     session, token = run or ("", "")
     seconds = round(line.seconds, 3) if run else 0.0
@@ -88,7 +88,7 @@ def worker_facts(name: str, line: BoardLine) -> WorkerFacts:
 
 
 def sign(link: RedisLink, facts: PoolFacts) -> None:
-    """This pool is alive, and does this."""
+    """Give a sign of life of this pool, and of what it does."""
     text = json.dumps(asdict(facts), separators=(",", ":"))
     client: Any = link.client
     with translated(link.address):
@@ -100,7 +100,7 @@ def sign(link: RedisLink, facts: PoolFacts) -> None:
 
 
 def sign_off(link: RedisLink, pool: str) -> None:
-    """It has ended as it should."""
+    """Delete the signs of a pool that has ended as it should."""
     client: Any = link.client
     with translated(link.address):
         client.zrem(POOLS, pool)
@@ -108,7 +108,7 @@ def sign_off(link: RedisLink, pool: str) -> None:
 
 
 def pools(link: RedisLink) -> list[PoolFacts]:
-    """All that have given a sign of life lately."""
+    """Return all that have given a sign of life lately."""
     client: Any = link.client
     found = []
     with asked(link, **{POOLS: "zset"}):
@@ -126,7 +126,7 @@ def pools(link: RedisLink) -> list[PoolFacts]:
 
 
 def _facts(text: bytes) -> PoolFacts | None:
-    """What a pool says of itself; None if no pool says that."""
+    """Parse what a pool says of itself; None if no pool says that."""
     try:
         known = fact("a pool", text)
         workers = tuple(
@@ -140,7 +140,7 @@ def _facts(text: bytes) -> PoolFacts | None:
 
 
 def health(url: str, queues: Sequence[str] = ()) -> tuple[bool, str]:
-    """Whether the pools of this place (that serve these queues) are well, and how that is to be said."""
+    """Return whether the pools of this place (that serve these queues) are well, and a text that says so."""
     try:
         link = open_link(url)
     except GraflowError as error:
@@ -232,7 +232,7 @@ _NAMES = (
 
 
 def hears(link: RedisLink) -> bool:
-    """Whether this user may use channels; without them progress is found by looking."""
+    """Return True if this user may use channels; without them progress is found by looking."""
     try:
         with translated(link.address):
             link.client.publish(f"{keys_of('doctor')}ev", "0")
@@ -242,7 +242,7 @@ def hears(link: RedisLink) -> bool:
 
 
 def try_queue(carrier: Carrier) -> None:
-    """Post a token that nobody listens for, and take it back."""
+    """Post a token that no worker listens for, and withdraw it."""
     session, token = f"doctor-{secrets.token_hex(8)}", f"e0t0_{new_nonce()}"
     name = f"{_QUEUE}-{secrets.token_hex(4)}"
     with translated("RQ's server"):

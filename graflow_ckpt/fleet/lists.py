@@ -1,4 +1,4 @@
-"""The lists of a fleet: which sessions there are, when each is to be looked at, who works where.
+"""The lists of a fleet: which sessions there are, when each is to be looked at, which process works where.
 
     graflow:sessions     zset  session -> when it was accepted, ms
     graflow:active       zset  session -> when a steward has to look at it next, ms
@@ -6,7 +6,7 @@
     graflow:pools        zset  pool -> last sign of life, ms;  graflow:pool:ID what it does, for ten seconds
 
 They are advisory: what counts is in each session. A place is a machine since its last start, and a pid
-namespace: where a pid means the same process to everybody.
+namespace: where a pid means the same process to all.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SOON = 1000
 
 @cache
 def place() -> str:
-    """Where this process runs."""
+    """Return the place that this process runs in."""
     me = myself()
     return re.sub(r"[^A-Za-z0-9-]", "", f"{me.boot}-{me.pid_ns}") or me.host
 
@@ -56,7 +56,7 @@ def pool_key(pool: str) -> str:
 
 
 def session_in(name: bytes) -> str | None:
-    """Return the session that a member of a list names; None for anything else that stands there."""
+    """Return the session that a member of a list names; None for anything else that is there."""
     try:
         return check_session_id(name.decode())
     except (BadSessionId, UnicodeDecodeError):
@@ -69,7 +69,7 @@ def sessions_in(names: Iterable[bytes]) -> list[str]:
 
 
 def owner_text(owner: Owner) -> str:
-    """A process, as a session keeps it."""
+    """Return a process as text, as a session keeps it."""
     return json.dumps(asdict(owner), separators=(",", ":"))
 
 
@@ -87,13 +87,13 @@ class Presence:
         pipe.hset(self._key, f"{session} {token}", self._owner)
 
     def noted(self, reply: Any) -> None:
-        """What came of it. Without the list a steward takes over when the lease runs out, and not at once."""
+        """Log a refused write. Without the list a steward takes over when the lease runs out, not at once."""
         if isinstance(reply, Exception) and not self._said:
             self._said = True
             log.error("%s cannot be written to: %s", self._key, reply)
 
     def end(self, session: str, token: str) -> None:
-        """The slice is over. What is delayed by less than a steward's round is announced."""
+        """Remove the slice, which is over. What is delayed by less than a steward's round is announced."""
         with suppress(
             RedisError, GraflowError
         ):  # an entry too many is found to be void; a round takes a second
@@ -108,7 +108,7 @@ class Presence:
 
 @contextmanager
 def asked(link: RedisLink, **kinds: str) -> Iterator[None]:
-    """Around calls of the client library on keys of ours: what goes wrong is said in our words.
+    """Translate errors of the client library that are raised inside on keys of ours.
 
     `kinds`: what each key is to hold, `**{"graflow:sessions": "zset"}`; something else under it is named.
     """

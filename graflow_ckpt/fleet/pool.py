@@ -1,7 +1,7 @@
 """A pool: a parent without threads, N workers and a steward, all forked from it.
 
     SIGTERM, SIGINT   drain: each worker finishes its task and hands its session over; again: leave now
-    SIGHUP            each worker in turn drains and is started anew; of a terminal that was closed: drain
+    SIGHUP            each worker in turn drains and is restarted; of a terminal that was closed: drain
     a child dies      what it ran is given to the others at once, with what killed it; a new one is started
 
 Promise: no child outlives its parent, however that ends; a task that kills its worker costs the others
@@ -71,7 +71,7 @@ SETTLED = 10.0
 
 @dataclass(slots=True)
 class Seat:
-    """A place for one child, that somebody is to sit in."""
+    """The place of one child process."""
 
     label: str
     line: BoardLine
@@ -85,7 +85,7 @@ class Seat:
     failures: int = 0  # in a row, soon after birth, without having run anything
 
     def sat_in_by(self, pid: int) -> None:
-        """Somebody works here from now on."""
+        """Note that a child works here from now on."""
         self.told, self.killed = Order.WORK, False
         self.pid, self.born = pid, monotonic()
         self.line.begin(pid)
@@ -102,7 +102,7 @@ class Seat:
         os.kill(self.pid, signal.SIGKILL)
 
     def left(self) -> None:
-        """Nobody works here any more; who comes next waits if those before have died too soon."""
+        """Note that the child has ended; the next one waits if those before have died too soon."""
         self.pid = 0
         well = self.line.slices or self.told is not Order.WORK or monotonic() > self.born + SETTLED
         self.failures = 0 if well else self.failures + 1
@@ -137,7 +137,7 @@ class Pool:
         self._starts = 0
 
     def run(self) -> int:
-        """Until it is told to stop; the exit status."""
+        """Run until it is told to stop; return the exit status."""
         ear = self._listen()
         try:
             while not (self._stopped and not any(seat.pid for seat in self._workers)):
@@ -194,7 +194,7 @@ class Pool:
     # --- children ----------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Somebody in every seat."""
+        """Start a child in every seat."""
         for seat in self._seats:
             if seat.pid or monotonic() < seat.not_before or (self._stopped and seat is not self._steward):
                 continue
@@ -204,7 +204,7 @@ class Pool:
             self._line.count(max(0, self._starts - len(self._seats)))
 
     def _child(self, seat: Seat) -> int:
-        """In the child: nothing of the parent's life goes on here."""
+        """Run in the child: nothing of the parent's life continues here."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
@@ -215,7 +215,7 @@ class Pool:
         return seat.body()
 
     def _look_at(self, seat: Seat) -> None:
-        """Has it ended? Does it not, though it was told to?"""
+        """Check if its child has ended, or does not, though it was told to."""
         if not seat.pid:
             return
         pid, status, usage = os.wait4(seat.pid, os.WNOHANG)
@@ -238,7 +238,7 @@ class Pool:
         seat.left()
 
     def _roll(self) -> None:
-        """The next one drains when the one before it works again."""
+        """Let the next one drain when the one before it works again."""
         if not self._rolling or self._stopped:
             return
         seat = self._rolling[0]
@@ -252,7 +252,7 @@ class Pool:
             self._turning = 0
 
     def _patience(self) -> float:
-        """Seconds until there is something to do without a signal."""
+        """Return the seconds until there is something to do without a signal."""
         now = monotonic()
         times = [seat.not_before - now for seat in self._seats if not seat.pid and not self._stopped]
         times += [seat.until - now for seat in self._seats if seat.told is not Order.WORK and seat.pid]
@@ -260,7 +260,7 @@ class Pool:
         return max(0.0, min([1.0, self._estate.patience, *times]))
 
     def _close(self) -> None:
-        """Nobody stays behind."""
+        """Kill every child that is left."""
         for seat in self._seats:
             if seat.pid:
                 with suppress(ProcessLookupError):
@@ -270,7 +270,7 @@ class Pool:
 
 
 def run(settings: PoolSettings) -> int:
-    """The life of a pool, in this process, which it has to itself; the exit status."""
+    """Run a pool, in this process, which it has to itself; return the exit status."""
     begin_log(settings.log, "pool", secrets_of(settings.url, settings.rq_url))
     _check(settings)
     keyring = Keyring.load(local=False)
@@ -298,7 +298,7 @@ def _check(settings: PoolSettings) -> None:
 
 
 def _examine(settings: PoolSettings) -> None:
-    """What is wrong with the server is said once, at the start; one that is not there is waited for."""
+    """Report once, at the start, what is wrong with the server; one that is not there is waited for."""
     for url in dict.fromkeys((settings.url, settings.rq)):
         try:
             link = open_link(url)
@@ -397,7 +397,7 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def begin_log(manner: Manner, name: str, secrets: Sequence[str] = ()) -> None:
-    """From now on this process logs like that. Called again by each child, under its own name."""
+    """Log like that in this process from now on. Called again by each child, under its own name."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(manner, secrets))
     handler.addFilter(Named(name))
@@ -410,7 +410,7 @@ def begin_log(manner: Manner, name: str, secrets: Sequence[str] = ()) -> None:
 
 
 def secrets_of(*urls: str | None) -> list[str]:
-    """The passwords that addresses hold, as they are written and as they are meant."""
+    """Return the passwords that addresses hold, as they are written and as they are meant."""
     found = []
     for url in filter(None, urls):
         for name, secret in parse(url).secrets.items():
@@ -419,7 +419,7 @@ def secrets_of(*urls: str | None) -> list[str]:
     return found
 
 
-# --- what the dead have left ---------------------------------------------------------------
+# --- what dead children leave --------------------------------------------------------------
 
 TIMEOUT = 1.0  # seconds of silence after which the server is taken to be away
 AGAIN = 0.25
@@ -435,7 +435,7 @@ class Debt:
 
 
 class Estate:
-    """What children of a pool left to be settled with Redis when they died.
+    """The estate of dead children of a pool: what is left to be settled with Redis.
 
     The parent does it itself, since it alone knows how they died, and at once, since others wait for it.
     It never waits: what cannot be settled now is settled when the server is back, and whatever is
@@ -448,7 +448,7 @@ class Estate:
         self._hands: Hands | None = None
         self._debts: list[Debt] = []
         self._names: list[str] = []  # under which RQ knows the dead
-        self._left = False  # somebody has ended who may just have taken a token
+        self._left = False  # a worker has ended that may just have taken a token
         self._not_before = 0.0
         self._said = False
 
@@ -456,7 +456,7 @@ class Estate:
         self._debts.append(Debt(run, why, crashed))
 
     def leaves(self, name: str, *, listed: bool) -> None:
-        """A worker has ended. `listed`: it did not tell RQ so."""
+        """Note that a worker has ended. `listed`: it did not tell RQ so."""
         self._left = True
         if listed:
             self._names.append(name)
@@ -471,7 +471,7 @@ class Estate:
         return bool(self._debts or self._names or self._left)
 
     def settle(self) -> None:
-        """As much as can be done now."""
+        """Do as much as can be done now."""
         if not self._owing or monotonic() < self._not_before:
             return
         try:
@@ -506,13 +506,13 @@ class Estate:
         return self._hands
 
     def forget(self) -> None:
-        """In a child: the connections are its parent's."""
+        """Forget all in a child: the connections are its parent's."""
         self._debts.clear()
         self._names.clear()
         self._left, self._hands = False, None
 
     def close(self, pool: str) -> None:
-        """The pool has ended; one last try."""
+        """End the pool; try one last time."""
         self._not_before = 0.0
         self.settle()
         try:
@@ -522,7 +522,7 @@ class Estate:
 
 
 def _return(hands: Hands, queues: Sequence[str]) -> None:
-    """Tokens that a worker had taken from RQ's queue when it ended, before it could begin on them.
+    """Post again tokens that a worker had taken from RQ's queue when it ended, before it began on them.
 
     One that another worker is about to begin on is posted twice then; the second time it is refused.
     """

@@ -3,7 +3,7 @@
     submit   packed, sealed, stored once under its digest; stored already: it is kept for longer
     worker   fetched, seal checked, opened, compared; kept open for the next session that has it
 
-What can be imported travels by reference; then the worker's module has to be the one that the session
+What can be imported is sent by reference; then the worker's module has to be the one that the session
 was made with, or the session is left to workers that have it. What cannot be opened here is not
 tried again at every token. Nothing of one session is left in the graph that the next one gets.
 """
@@ -71,7 +71,7 @@ class Loaded:
 
     @property
     def spent(self) -> bool:
-        """Whether bodies of this session may have left something in the graph."""
+        """True if bodies of this session may have left something in the graph."""
         bound = (
             v for node in self.graph.nodes.values() if isinstance(node, Task) for v in node.arguments.values()
         )
@@ -95,7 +95,7 @@ def key_of(digest: str) -> str:
 
 
 def proof(cells: SealedCells, digest: str, starts: str, store: str) -> bytes:
-    """Kept with a session: who made it of this program, and keeps its checkpoints there, has the key."""
+    """Return what is kept with a session as proof: its maker has the key, its program and store are these."""
     return cells.seal(_words(digest, starts, store), "proof")
 
 
@@ -114,7 +114,7 @@ def _words(*words: str) -> bytes:
 
 
 class Programs:
-    """Those that this process has stored or opened, the latest last."""
+    """The programs that this process has stored or opened, the latest last."""
 
     def __init__(self, link: RedisLink, keyring: Keyring | None) -> None:
         self._link = link
@@ -137,7 +137,7 @@ class Programs:
                 client.set(key, SealedCells(_place(digest), keyring).seal(data, "program"), ex=TTL)
 
     def keep(self, digest: str, found: Loaded | None = None) -> None:
-        """It is in use: a session may take longer than any program is kept."""
+        """Keep a program that is in use: a session may take longer than any program is kept."""
         if monotonic() < self._fresh.get(digest, 0.0):
             return
         if len(self._fresh) > 1000:
@@ -152,11 +152,11 @@ class Programs:
     # --- opening -----------------------------------------------------------------------
 
     def knows(self, digest: str, starts: tuple[str, ...]) -> bool:
-        """Whether it is open already: to open one may take long."""
+        """Return True if it is open already: to open one may take long."""
         return (digest, starts) in self._open
 
     def load(self, digest: str, starts: tuple[str, ...], session: str = "") -> Loaded:
-        """The program of that digest; ProgramMissing or ProgramDiffers if it cannot run here."""
+        """Return the program of that digest; raise ProgramMissing or ProgramDiffers if it cannot run here."""
         found = self._open.get((digest, starts))
         self.keep(digest, found)
         if found is None:
@@ -170,7 +170,7 @@ class Programs:
         return found
 
     def _goes_on(self, found: Loaded) -> bool:
-        """Whether the tasks that its session has made at run time are those that its graph has."""
+        """Return True if the tasks that its session has made at run time are those that its graph has."""
         if not found.graph.made:
             return True
         keys = keys_of(found.session)
@@ -194,7 +194,7 @@ class Programs:
         return found
 
     def parcel(self, digest: str) -> Parcel:
-        """The program's facts; its pickles stay closed."""
+        """Return the program's facts; its pickles stay closed."""
         key = key_of(digest)
         client: Any = self._link.client
         with asked(self._link, **{key: "string"}):
@@ -212,12 +212,12 @@ class Programs:
 
 
 def _place(digest: str) -> str:
-    """What its seal is bound to: one program cannot be put in the place of another."""
+    """Return what its seal is bound to: one program cannot be put in the place of another."""
     return f"code-{digest}"
 
 
 def _opened(parcel: Parcel, starts: tuple[str, ...]) -> Loaded:
-    """For the first time in this process."""
+    """Open a program for the first time in this process."""
     try:
         return _open(parcel, starts)
     except ProgramMissing as error:
@@ -254,7 +254,7 @@ def _open(parcel: Parcel, starts: tuple[str, ...]) -> Loaded:
 
 
 def missing(workflow: str, error: BaseException) -> ProgramMissing:
-    """What a worker lacks on which opening code has failed."""
+    """Return the error that names what a worker lacks on which opening code has failed."""
     cause = error.__cause__ if isinstance(error, GraflowError) and error.__cause__ else error
     if isinstance(cause, ModuleNotFoundError) and cause.name:
         return ProgramMissing(
@@ -271,7 +271,7 @@ def missing(workflow: str, error: BaseException) -> ProgramMissing:
 
 
 def _differences(parcel: Parcel, graph: TaskGraph) -> list[PlanRow]:
-    """What was looked up by name and is not what the session was made with."""
+    """Return what was looked up by name and is not what the session was made with."""
     rows = [PlanRow(place.replace(":", "."), "changed", "") for place in differing(dict(parcel.uses))]
     if parcels.summary_by_name(graph, parcel.values) == parcel.summary:
         return rows

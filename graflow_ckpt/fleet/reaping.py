@@ -1,7 +1,7 @@
-"""Reaping in a fleet: what the dead held goes to the others, who are told of it through RQ.
+"""Reaping in a fleet: what the dead held goes to the other workers, by tokens through RQ.
 
 The decisions are the engine's (engine/reaping.py), in one transition that one reaper wins. Here: how
-a death is put into words, tokens for whoever goes on, and what RQ still believes of the dead.
+a death is put into words, tokens for the workers that continue, and what RQ still keeps of the dead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STOPPED = "it was stopped before its task had finished"
 
 
 class FleetLinks(Protocol):
-    """Where sessions are, and how tokens travel."""
+    """The links to where sessions are, and to what carries tokens."""
 
     @property
     def link(self) -> RedisLink: ...
@@ -50,7 +50,7 @@ class FleetLinks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hands:
-    """A fleet, for who repairs it."""
+    """A fleet, as its repairers use it."""
 
     link: RedisLink
     carrier: Carrier
@@ -58,7 +58,7 @@ class Hands:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a process has ended, as its parent knows it. `memory`: its peak, in MB; 0 if that is not known."""
+    """The end of a process, as its parent knows it. `memory`: its peak, in MB; 0 if that is not known."""
 
     status: int  # as wait() gives it
     memory: int = 0
@@ -74,7 +74,7 @@ class Death:
 
     @property
     def gave_up(self) -> bool:
-        """It left on purpose, in the middle of a task: nobody crashed."""
+        """True if it left on purpose, in the middle of a task: that is no crash."""
         return os.waitstatus_to_exitcode(self.status) == GAVE_UP
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ def _name(number: int) -> str:
 
 
 class Opaque:
-    """Cells for who moves specs and looks at no value: no key is needed for that."""
+    """Cells for code that moves specs and looks at no value: no key is needed for that."""
 
     def pack(self, name: str, cell: Cell, place: str = "") -> bytes:
         raise TypeError("nothing is packed here")
@@ -114,10 +114,10 @@ OPAQUE = Opaque()
 def take(
     fleet: FleetLinks, session: str, token: str, why: str, *, forced: bool = False, crashed: bool = True
 ) -> bool:
-    """Take a token and all that it held from a worker. False: it is alive after all, or somebody was quicker.
+    """Take a token and all that it held from a worker. False: it is alive after all, or another was quicker.
 
-    Nothing is waited for: if the server is away or the session frozen, that is an error, and somebody
-    has to come back.
+    Nothing is waited for: if the server is away or the session frozen, that is an error, and has
+    to be tried again.
     """
     facts: dict[str, Any] = {"session": session, "token": token}
     if forced and crashed:
@@ -136,7 +136,7 @@ def take(
 
 
 def _count_fall(link: RedisLink, session: str, token: str, why: str) -> None:
-    """A worker that died with no claim in its hands died of the program itself: of a module, say.
+    """Count a worker that died with no claim: it died of the program itself, of a module, say.
 
     No task can be blamed for it; when it comes too often, the session pauses.
     """

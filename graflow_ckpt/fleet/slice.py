@@ -63,7 +63,7 @@ CODE_PATIENCE = 60.0
 
 
 class Worker:
-    """What one process runs slices with."""
+    """The worker of one process, which runs slices."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class Worker:
         self.programs = Programs(link, keyring)
         self.keeper = Keeper(link, lease)
         self.draining = False
-        self.worn = False  # a body that nobody can end is still running here: the process should be replaced
-        self.leaving = False  # what runs has been given back: whatever the body says now does not count
+        self.worn = False  # a body that cannot be ended is still running here: the process should be replaced
+        self.leaving = False  # what runs has been released: whatever the body says now does not count
         self.slice: Slice | None = None
         self.note: Callable[[str, str], None] = lambda session, token: None  # tells the parent what runs
         self._on_lost: Callable[[], None] = lambda: None
@@ -96,7 +96,7 @@ class Worker:
         self._start = link.script(START)
 
     def run(self, session: str, token: str) -> None:
-        """One slice; whatever happens in it is logged here and nowhere else."""
+        """Run one slice; whatever happens in it is logged here and nowhere else."""
         facts = {"session": session, "token": token}
         self.note(session, token)
         try:
@@ -140,7 +140,7 @@ class Worker:
             mine.close()
 
     def _begin(self, session: str, token: str) -> tuple[list[Any], list[Any]]:
-        """What is known of the session, and whether the token counts; a server that is away is waited for."""
+        """Return the session's facts, and if the token counts; a server that is away is waited for."""
         prefix, nonce = keys_of(session), new_nonce()
         client: Any = self.link.client
         deadline = monotonic() + PATIENCE
@@ -163,7 +163,7 @@ class Worker:
                 time.sleep(0.05)
 
     def _program(self, mine: RedisSession, facts: list[Any], cells: SealedCells) -> Loaded | None:
-        """The program, or None: then the token has been left to others."""
+        """Return the program, or None: then the token has been left to others."""
         try:
             with readable(mine.id, self.link.address):
                 digest, starts, store = (word.decode() for word in facts[:3])
@@ -182,20 +182,20 @@ class Worker:
         return loaded
 
     def watched_by(self, on_lost: Callable[[], None], look: Callable[[], None]) -> None:
-        """`on_lost`: the token is void while a body still runs. `look`: many times a second meanwhile."""
+        """Set `on_lost`, for a token void while a body runs, and `look`, called many times a second."""
         self._on_lost = on_lost
         self.keeper.looks(look)
 
     def lost(self) -> None:
-        """The token of what runs is void."""
+        """Report that the token of what runs is void."""
         self._on_lost()
 
     def wears_out(self) -> None:
-        """A body that nobody can end is still running here."""
+        """Note that a body that cannot be ended is still running here."""
         self.worn = True
 
     def leaves(self) -> None:
-        """What runs has been given back, or is another's."""
+        """Note that what runs has been released, or is another's."""
         self.leaving = True
 
     def drain(self) -> None:
@@ -232,7 +232,7 @@ class Slice:
         return self._part.home
 
     def _made_since(self, made: MadeSoFar, own: Sequence[str]) -> None:
-        """Tasks that were made elsewhere: their modules may not be here."""
+        """Add tasks that were made elsewhere: their modules may not be here."""
         try:
             self._part.host.made_since(made, own)
             self._surroundings.note()
@@ -245,12 +245,12 @@ class Slice:
         self._part.inbox.stop()
 
     def run(self) -> None:
-        """Until there is nothing more to do here."""
+        """Run until there is nothing more to do here."""
         part, worker, run = self._part, self._worker, self._part.run
         part.session.claims_for(worker.budget, HELP_AFTER)
         if worker.draining:
             self.stop()
-        # work waits while this worker is busy: another token, in a commit of nobody's slice
+        # work waits while this worker is busy: another token, in a commit of no slice
         part.keep(partial(self._outside.commit, [], mode="s"))
         try:
             with watched(run, part.home) if run.settings.observers else nullcontext():
@@ -267,7 +267,7 @@ class Slice:
             part.leave()
 
     def _settled(self, error: BaseException) -> bool:
-        """It fell, not by an outcome: what is held would fall again and again, if nobody heard of it."""
+        """Report a failure that is no outcome, else what is held would fail again; True if it is settled."""
         session, worker, given_back = self.session, self._worker, self._part.given_back
         if (
             worker.leaving
@@ -300,12 +300,12 @@ class Surroundings:
         self.note()
 
     def note(self) -> None:
-        """Tasks find from here on what there is now."""
+        """Note what tasks find from here on."""
         self._variables = dict(self._here)
         self._folder = _folder()
 
     def put_back(self) -> None:
-        """Called after each body."""
+        """Restore environment and folder after each body."""
         if self._here != self._variables:
             for name in self._here.keys() - self._variables.keys():
                 del os.environb[name]
@@ -330,13 +330,13 @@ _worker: Worker | None = None
 
 
 def serve(worker: Worker) -> None:
-    """From now on this process runs slices with `worker`."""
+    """Run slices with `worker` in this process from now on."""
     global _worker
     _worker = worker
 
 
 def run_slice(session: str, token: str) -> None:
-    """What an RQ job calls."""
+    """Run a slice; an RQ job calls this."""
     if _worker is None:
         raise ServerGone(
             "This RQ worker was not started by graflow-ckpt.", hint="Start it with: graflow-ckpt worker."
@@ -344,7 +344,7 @@ def run_slice(session: str, token: str) -> None:
     _worker.run(session, token)
 
 
-# --- who looks on ---------------------------------------------------------------------------
+# --- observers ------------------------------------------------------------------------------
 
 
 class Observers:
@@ -360,14 +360,14 @@ class Observers:
         self._made: tuple[Observer, ...] | None = None
 
     def here(self) -> tuple[Observer, ...]:
-        """Those of this process."""
+        """Return the observers of this process."""
         if self._made is None:
             self._made = tuple(_made(self._makers))
         return self._made
 
 
 def maker_of(name: str) -> Callable[[], Observer]:
-    """What `MODULE:NAME` means."""
+    """Return what `MODULE:NAME` means."""
     module, _, attribute = name.partition(":")
     try:
         found: Callable[[], Observer] = getattr(import_module(module), attribute)
@@ -382,10 +382,10 @@ def maker_of(name: str) -> Callable[[], Observer]:
 
 @contextmanager
 def watched(run: Run, home: SharedHome) -> Iterator[None]:
-    """The slice that runs inside, as its observers see it.
+    """Show observers the slice that runs inside.
 
     Promise: to an observer a slice is an execution, from `session_started` to `session_ended`, whose status
-    is that of the session then: `running` if others go on. A tracer's spans are linked to the session's
+    is that of the session then: `running` if others continue. A tracer's spans are linked to the session's
     trace.
     """
     home.trace.follow(run.settings.observers)
@@ -397,7 +397,7 @@ def watched(run: Run, home: SharedHome) -> Iterator[None]:
         trace_context=home.trace.former,
         original_trace_id=home.trace.original,
     )
-    if home.trace.traces and home.trace.former is None:  # nobody who has submitted it traces: it begins here
+    if home.trace.traces and home.trace.former is None:  # no submitter of it traces: it begins here
         home.keep_trace(first=True)
     status = "broken"
     try:

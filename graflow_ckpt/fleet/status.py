@@ -1,7 +1,7 @@
-"""How far sessions are: counters as of one moment, and failed tasks. Changes nothing, opens no value.
+"""The status of sessions: counters as of one moment, and failed tasks. Changes nothing, opens no value.
 
     set aside    its spec is kept: resume runs it again      (the session failed, or was paused)
-    given up     its error is kept, nothing else             (the session went on without it)
+    given up     its error is kept, nothing else             (the session continued without it)
 
 Failures are read in pages, since each may have a traceback.
 """
@@ -52,7 +52,7 @@ return {
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How far a session is."""
+    """The status of a session: how far it is."""
 
     session: str
     workflow: str
@@ -75,7 +75,7 @@ class Status:
     tasks: int | None  # that it has by now; how many of them will run, only the run itself finds out
     queues: tuple[tuple[str, int], ...]  # of its tasks, with how many are ready in each
     slices: tuple[tuple[str, int], ...]  # how many workers are at it, by the queue that they work on
-    fleet: bool  # workers run it; else whoever holds a context of it
+    fleet: bool  # workers run it; else the processes with a context of it
 
     @property
     def over(self) -> bool:
@@ -83,14 +83,14 @@ class Status:
 
 
 def read(link: RedisLink, session: str) -> Status | None:
-    """One session; None if there is none."""
+    """Return the status of one session; None if there is none."""
     with readable(session, link.address):
         reply = link.script(whole(_COUNTS))([f"{keys_of(session)}c"], _FACTS)
         return _status(session, *reply) if reply else None
 
 
 def read_all(link: RedisLink, sessions: Iterable[str]) -> Iterator[Status]:
-    """Those of them that are there; also one of an unknown format, and one that is damaged."""
+    """Yield those of them that are there; also one of an unknown format, and one that is damaged."""
     for session in sessions:
         try:
             found = read(link, session)
@@ -101,7 +101,7 @@ def read_all(link: RedisLink, sessions: Iterable[str]) -> Iterator[Status]:
 
 
 def _unknown(session: str, error: GraflowError) -> Status:
-    """A session that cannot be read here: why is all that can be said of it."""
+    """Return the status of a session that cannot be read here: only the reason is known."""
     nothing: tuple[tuple[str, int], ...] = ()
     return Status(
         session, "", UNKNOWN, error.message, 0, 0, 0, 0, 0, 0, 0, 0.0, None, 0, None, None, None, None, None,
@@ -120,7 +120,7 @@ def _status(
     waiting = sum(size for _, size in queues)
     calls = int(h["calls"]) if h["calls"] else None
     if calls is not None and c["status"] != "init":
-        # a call that has failed is kept nowhere, and the others go on
+        # a call that has failed is kept nowhere, and the others continue
         failed = max(failed, calls - completed - waiting - running - delayed - skipped)
     return Status(
         session, h["workflow"], c["status"], h["reason"].partition("\n")[0],
@@ -151,7 +151,7 @@ class Failure:
 
 
 def failures(link: RedisLink, session: str) -> Iterator[Failure]:
-    """Those of one session, by the names of their tasks within a page."""
+    """Yield those of one session, by the names of their tasks within a page."""
     prefix = keys_of(session)
     client: Any = link.client
     with readable(session, link.address), translated(link.address):
@@ -169,7 +169,7 @@ def failures(link: RedisLink, session: str) -> Iterator[Failure]:
 
 
 def _spec(record: bytes) -> tuple[str, tuple[int, int, str]]:
-    """Task, attempts, crashes and queue of what is set aside; its data is not looked at."""
+    """Return task, attempts, crashes and queue of what is set aside; its data is not looked at."""
     _, size, rest = record.split(b"\x1e", 2)
     fields = rest[int(size) :].split(b"\x1f", 10)
     return fields[1].decode(), (int(fields[3]) + 1, int(fields[9]), fields[8].decode())

@@ -1,7 +1,7 @@
 """The steward: one process per pool that sweeps, and says once a second that the pool is alive.
 
 It survives whatever goes wrong in a sweep, a server that is away, and a failover; each kind of trouble
-is said once a minute. It keeps nothing: killed at any moment, it is started anew and goes on.
+is said once a minute. It keeps nothing: killed at any moment, it is restarted and continues.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _MANY = 1000  # kinds of trouble that are remembered
 TICK = 0.025  # seconds between rounds, unless there is more than one can take
 BATCH = 100  # sessions per look
 ROUND = 1000  # ms between looks at a session that runs
-SLOW = 5000  # ms, at one that waits for somebody
+SLOW = 5000  # ms, at one that waits for a worker or the user
 TAKEN = 500  # ms after which another steward takes a session that this one took and said nothing about
 AGAIN = 5000  # ms that a token which waits in its queue is left there
 HOLD = 2.0  # seconds after the server came back in which its workers renew their leases first
@@ -78,8 +78,8 @@ class FleetRepair:
     """Finds what workers, submitters and servers leave behind when they die, and puts it right.
 
     each quarter of a second   slices of this place whose process is gone
-    each second, per session   leases that ran out, tokens that nobody has begun on, delayed specs that are
-                               due, work that nobody was asked for, sessions frozen by the dead
+    each second, per session   leases that ran out, tokens that no worker has begun on, delayed specs
+                               that are due, work that no worker was asked for, sessions frozen by the dead
     now and then               lists that a server which lost its latest writes has forgotten
 
     Promise: two sweepers at once do no harm, and share the work; nothing of it is done for a session whose
@@ -92,7 +92,7 @@ class FleetRepair:
         self._fleet = fleet
         self._link: RedisLink = fleet.link
         self._host = host_key(where)
-        self._watched = watched  # slices whose parent sees them die, and knows of what
+        self._watched = watched  # slices whose parent sees them die, and the cause
         self._look, self._rota = self._link.script(script("look")), self._link.script(script("rota"))
         self._freeze, self._discard = (
             self._link.script(source("freeze")),
@@ -109,13 +109,13 @@ class FleetRepair:
         self.failed: list[Exception] = []  # since they were last looked at
 
     def was_away(self) -> None:
-        """The server did not answer. When it does, leases have run out that are about to be renewed."""
+        """Note that the server is away. When it answers, leases have run out that are about to be renewed."""
         self._since = monotonic()
 
     # --- this place --------------------------------------------------------------------
 
     def here(self) -> None:
-        """Slices that ran here, and whose process has gone."""
+        """Release slices that ran here, and whose process has gone."""
         client: Any = self._link.client
         with translated(self._link.address):
             listed: dict[bytes, bytes] = client.hgetall(self._host)
@@ -137,7 +137,7 @@ class FleetRepair:
 
     @contextmanager
     def _alone(self, name: bytes) -> Iterator[None]:
-        """Around what concerns one session: what is wrong with it does not hold up the others."""
+        """Catch what is wrong with one session, so that it does not hold up the others."""
         try:
             yield
         except ServerGone:
@@ -173,7 +173,7 @@ class FleetRepair:
         return max(TICK, (earliest - float(now)) / 1000)
 
     def _looks(self, sessions: Iterable[str]) -> list[Any]:
-        """What there is to do in each; an error where one cannot be looked at."""
+        """Return what there is to do in each; an error where one cannot be looked at."""
         keys = [f"{keys_of(session)}c" for session in sessions]
         with translated(self._link.address):
             return _pipelined(self._link.client, self._look, keys) if keys else []
@@ -203,7 +203,7 @@ class FleetRepair:
             return now + ROUND
 
     def _repair(self, session: str, words: list[str]) -> int:
-        """Each thing that was found; ms after which that has to be looked at again."""
+        """Repair each thing that was found; return the ms after which to look again."""
         again = SLOW
         while words:
             match words.pop(0):
@@ -213,7 +213,7 @@ class FleetRepair:
                         again = min(again, int(left * 1000) + 1)
                     else:
                         self.done["taken"] += take(self._fleet, session, words.pop(0), LEASE_OVER)
-                        again = 1  # others may go on at once, and it may have left more behind
+                        again = 1  # others may continue at once, and it may have left more behind
                 case "p":
                     self._post(session, words.pop(0), words.pop(0))
                 case "n":
@@ -223,7 +223,7 @@ class FleetRepair:
         return again
 
     def _post(self, session: str, token: str, queue: str) -> None:
-        """Nobody has begun on it: it waits behind others, or it was lost on its way."""
+        """Post a token that no worker has begun on: it waits behind others, or it was lost on its way."""
         waiting = self._waiting.get(queue)
         if waiting is None:
             waiting = self._waiting[queue] = self._fleet.carrier.ids(queue)
@@ -234,7 +234,7 @@ class FleetRepair:
         with translated(self._link.address):
             begun, rests = pipe.hexists(f"{keys_of(session)}h", "decliners").execute()
         if begun:
-            return  # somebody has, meanwhile
+            return  # a worker has, meanwhile
         if not rests:  # else it waited here for a worker that has its program
             text, facts = "token %s of session %s was lost on its way", {"session": session, "token": token}
             log.info(text, token, session, extra=facts)
@@ -242,7 +242,7 @@ class FleetRepair:
         self.done["posted"] += 1
 
     def _wake(self, session: str) -> None:
-        """A commit that asks for nothing: what is due becomes ready, and who is wanted is asked for."""
+        """Commit nothing: what is due becomes ready, and the workers that are needed are asked for."""
         offer = partial(self._fleet.carrier.offer, session)
         sender = RedisSession(self._link, session, OPAQUE, patience=0.0, post=offer)
         try:
@@ -252,7 +252,7 @@ class FleetRepair:
         self.done["woken"] += 1
 
     def _thaw(self, session: str, maker: str) -> int:
-        """Frozen while somebody copies it. If that one has died here, it need not wait for its time."""
+        """Thaw a session that was frozen to be copied, if the copier has died here: before its time."""
         owner = owner_from(maker.partition(" ")[2])
         if owner is None or not is_gone(owner):
             return ROUND
@@ -265,7 +265,7 @@ class FleetRepair:
         return 1
 
     def _init(self, session: str, created: float, now: int) -> int | str:
-        """A submission that is under way, or was cut short; at once if its maker has died here."""
+        """Delete a submission that was cut short; at once if its maker has died here."""
         client: Any = self._link.client
         with translated(self._link.address):
             maker = client.hget(f"{keys_of(session)}h", "maker") or b""
@@ -283,7 +283,7 @@ class FleetRepair:
     # --- lists -------------------------------------------------------------------------
 
     def tidy(self) -> None:
-        """A page of all sessions: those that are gone leave the list, those that run are looked at."""
+        """Look at a page of all sessions: remove those that are gone, list those that run as active."""
         with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):
             client: Any = self._link.client
             page = client.zrange(SESSIONS, self._page, self._page + _PAGE - 1, withscores=True)
@@ -307,7 +307,7 @@ class FleetRepair:
             self._rota([SESSIONS], ["", 0, 0, *noted])
 
     def tidy_rq(self) -> None:
-        """Jobs whose token is void, and were left behind: when it was taken, RQ's server was away."""
+        """Delete jobs whose token is void, left behind because RQ's server was away when it was taken."""
         with translated("RQ's server"):
             begun, wrong = self._fleet.carrier.begun()
             self._fleet.carrier.forget_workers()
@@ -325,7 +325,7 @@ class FleetRepair:
 
 
 def _uptime(link: RedisLink) -> float:
-    """For how many seconds the server has been there, as far as it says."""
+    """Return for how many seconds the server has been there, as far as it says."""
     try:
         found: dict[str, Any] = link.client.info("server")
         return float(found.get("uptime_in_seconds", 0))
@@ -334,7 +334,7 @@ def _uptime(link: RedisLink) -> float:
 
 
 def _pipelined(client: redis.Redis, one: Script, keys: list[str]) -> list[Any]:
-    """The same script on many keys, in one round trip."""
+    """Call the same script on many keys, in one round trip."""
 
     def ask(keys: list[str]) -> list[Any]:
         pipe = client.pipeline(transaction=False)
@@ -352,7 +352,7 @@ def _pipelined(client: redis.Redis, one: Script, keys: list[str]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What a steward looks after."""
+    """The charge of a steward: what it looks after."""
 
     pool: str
     url: str
@@ -416,7 +416,7 @@ class Steward:
         return [run for _, line in self._charge.workers if (run := line.run) is not None]
 
     def run(self, ear: int) -> None:
-        """`ear`: a pipe that a signal writes to."""
+        """Do all chores until told to stop; `ear`: a pipe that a signal writes to."""
         self._charge.line.now(State.IDLE)
         due: dict[Chore, float] = {}
         while self._charge.line.order is Order.WORK:
@@ -428,7 +428,7 @@ class Steward:
                 os.read(ear, 1000)
 
     def _do(self, chore: Chore) -> float:
-        """Seconds until it is done again."""
+        """Do a chore; return the seconds until it is done again."""
         try:
             sooner = chore.body()
         except Exception as error:  # noqa: BLE001  a sweeper's pass
@@ -455,7 +455,7 @@ class Steward:
 
 
 def _woken_by_signals() -> int:
-    """A signal ends a wait, and nothing else: what to do stands on the board."""
+    """Let a signal end a wait, and nothing else: what to do is on the board."""
     ear, mouth = os.pipe()
     os.set_blocking(mouth, False)
     signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
@@ -464,7 +464,7 @@ def _woken_by_signals() -> int:
 
 
 def steward(charge: Charge) -> int:
-    """The life of a steward, in a process of its own."""
+    """Run a steward, in a process of its own."""
     ear = _woken_by_signals()
     while charge.line.order is Order.WORK:
         try:

@@ -37,7 +37,7 @@ _MOST = 1000  # executions of one job that are looked at
 
 
 def queue_name(queue: str) -> str:
-    """The RQ queue of a task queue; a name of its own, so that jobs of other programs are not met."""
+    """Return the RQ queue of a task queue; a name of its own, so that jobs of other programs are not met."""
     return PREFIX + queue
 
 
@@ -66,7 +66,7 @@ class Carrier:
         return found
 
     def kinds(self, queue: str) -> dict[str, str]:
-        """The keys that RQ needs for a queue, and what they hold."""
+        """Return the keys that RQ needs for a queue, and what they hold."""
         return {self.queue(queue).key: "list", Queue.redis_queues_keys: "set"}
 
     def post(self, session: str, token: str, queue: str) -> None:
@@ -86,7 +86,7 @@ class Carrier:
                 self._not_written(reply, {**self.kinds(queue), f"rq:job:{job_id(session, token)}": "hash"})
 
     def _not_written(self, error: RedisError, kinds: dict[str, str]) -> None:
-        """A worker needs the queue alone; what cannot be written besides is for those who look on."""
+        """Log what could not be written, unless a worker needs it: that is the queue alone."""
         if code_of(error) != "WRONGTYPE":
             raise error
         wrong = self._taken(kinds)
@@ -96,7 +96,7 @@ class Carrier:
 
     @contextmanager
     def _named(self, kinds: dict[str, str]) -> Iterator[None]:
-        """Around calls that need these keys: something else under one of them is named."""
+        """Name what else is under one of the keys that the calls inside need."""
         try:
             yield
         except RedisError as error:
@@ -109,7 +109,7 @@ class Carrier:
         return taken(PLACE, list(kinds), list(kinds.values()), client.type)
 
     def offer(self, session: str, token: str, queue: str) -> None:
-        """The same in mid-work: if RQ's server is away, a steward posts it, for the session knows of it."""
+        """Post in mid-work: if RQ's server is away, a steward posts it, for the session knows of it."""
         try:
             self.post(session, token, queue)
         except (RedisError, KeyTaken) as error:
@@ -119,7 +119,7 @@ class Carrier:
     def post_again(
         self, session: str, token: str, queue: str, waiting: Collection[str] | None = None
     ) -> bool:
-        """For a token that nobody has begun on: unless it still waits in its queue, or is in `waiting`."""
+        """Post a token that no worker has begun on, unless it is still in its queue, or in `waiting`."""
         if job_id(session, token) in (self.ids(queue) if waiting is None else waiting):
             return False
         self.withdraw(session, token)
@@ -147,14 +147,14 @@ class Carrier:
         pipe.execute(raise_on_error=False)  # what is no list holds no job
 
     def ids(self, queue: str) -> set[str]:
-        """The jobs that wait in a queue."""
+        """Return the jobs that wait in a queue."""
         key = self.queue(queue).key
         client: Any = self.connection
         with self._named({key: "list"}):
             return {name.decode(errors="replace") for name in client.lrange(key, 0, -1)}
 
     def begun(self) -> tuple[dict[tuple[str, str], str], list[KeyTaken]]:
-        """Tokens that a worker has taken or begun on, for all that RQ knows, with their queues.
+        """Return tokens that a worker has taken or begun on, for all that RQ knows, with their queues.
 
         And the keys under which something else is kept.
         """
@@ -181,7 +181,7 @@ class Carrier:
         return found, wrong
 
     def taken_by_nobody(self, queue: str) -> list[tuple[str, str]]:
-        """Tokens that a worker took from the queue and has not told RQ of: it is about to, or it has died."""
+        """Return tokens taken from the queue and not reported to RQ: a worker is about to, or it has died."""
         key = self.queue(queue).intermediate_queue_key
         client: Any = self.connection
         with self._named({key: "list"}):
@@ -210,10 +210,10 @@ class Carrier:
         pipe = client.pipeline(transaction=False)
         for where in (REDIS_WORKER_KEYS, *(WORKERS_BY_QUEUE_KEY % queue_name(queue) for queue in queues)):
             pipe.srem(where, *keys)
-        pipe.execute(raise_on_error=False)  # advisory, and where something else is kept nobody is listed
+        pipe.execute(raise_on_error=False)  # advisory, and where something else is kept no worker is listed
 
     def waiting(self, queues: Iterable[str]) -> dict[str, int]:
-        """How many tokens wait in each queue; none in one that is no list."""
+        """Return how many tokens wait in each queue; none in one that is no list."""
         names = list(queues)
         client: Any = self.connection
         pipe = client.pipeline(transaction=False)

@@ -1,14 +1,14 @@
-"""A worker process: what it connects to, what it runs slices with, and how it comes to its end.
+"""A worker process: what it connects to, what it runs slices with, and how it ends.
 
-    drain      finish the task that runs, commit, hand the token over       SIGTERM
-    deadline   it does not finish: checkpoint, give back its claim, go      the end of the grace period
-    leave      give back its claim and go, at once                          a second signal to the pool
-    lost       the token is void and the body still runs: go                hard cancel, a lease that ran out
+    drain      finish the task that runs, commit, pass the token on   SIGTERM
+    deadline   it does not finish: checkpoint, release claim, exit    the end of the grace period
+    leave      release its claim and exit, at once                    a second signal to the pool
+    lost       the token is void and the body still runs: exit        hard cancel, a lease that ran out
 
 What cannot wait for the body has a thread of its own, begun when it is needed: by the signal's handler, or
 by the keeper, since a handler only runs between two steps of the main thread, and the body may be anywhere:
 in C code, in a lock, in an `except BaseException`. A worker that holds the interpreter's lock is killed by
-the pool's parent. Not here: what a slice does (slice.py), who starts workers (pool.py).
+the pool's parent. Not here: what a slice does (slice.py), what starts workers (pool.py).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Manner = Literal["text", "json"]
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """How a pool is run. Parsed already: what is wrong here is the caller's mistake."""
+    """The settings of a pool. Parsed already: what is wrong here is the caller's mistake."""
 
     url: str
     rq_url: str = ""  # "": the same server
@@ -88,7 +88,7 @@ class PoolSettings:
 
 
 def work(settings: PoolSettings, line: BoardLine, label: str, keyring: Keyring) -> int:
-    """The life of a worker, in a process of its own; its exit status."""
+    """Run a worker, in a process of its own; return its exit status."""
     in_foreign_main()
     link = reached(settings.url)
     rq = reached(settings.rq).client
@@ -127,12 +127,12 @@ def _listening(settings: PoolSettings, rq: redis.Redis, worker: Worker, line: Bo
 
 
 def rq_name(pid: int) -> str:
-    """What RQ calls a worker of this machine."""
+    """Return what RQ calls a worker of this machine."""
     return f"graflow-{socket.gethostname()}-{pid}"
 
 
 def reached(url: str) -> RedisLink:
-    """A link; a server that is not there yet is waited for."""
+    """Return a link; a server that is not there yet is waited for."""
     said = False
     while True:
         try:
@@ -157,10 +157,10 @@ class NoAlarm(BaseDeathPenalty):
     """Attempts have deadlines of their own, and the alarm of a process may be the task's."""
 
     def setup_death_penalty(self) -> None:
-        """None."""
+        """Do nothing."""
 
     def cancel_death_penalty(self) -> None:
-        """None."""
+        """Do nothing."""
 
 
 class Tokens(Queue):
@@ -217,7 +217,7 @@ class Listening(SimpleWorker):
     """A worker of RQ that waits for tokens, runs slices in its own process, and is asked for nothing else.
 
     It supervises nothing: its alarms, retries, callbacks, orders, scheduler and maintenance are not used, and
-    what it still believes of the dead is withdrawn by the worker or steward that reaps them. Of RQ's classes
+    what it still keeps of the dead is withdrawn by the worker or steward that reaps them. Of RQ's classes
     only what is public is touched, and the flag that ends its loop.
 
     Promise: of what RQ keeps in Redis a worker reads the names in its queues and nothing else. A job is made
@@ -279,12 +279,12 @@ class Listening(SimpleWorker):
     # --- signals -----------------------------------------------------------------------
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """RQ has this called for SIGTERM and SIGINT; the second is for the parent to understand."""
+        """Stop; RQ has this called for SIGTERM and SIGINT, and the second is for the parent to handle."""
         if signum != signal.SIGINT:
             self.on_stop(signum, frame)
 
     def take_no_more(self) -> None:
-        """In a handler, in the main thread."""
+        """Take no more tokens; called in a handler, in the main thread."""
         self._stop_requested = True
         if self._waits:
             raise SystemExit(0)
@@ -292,7 +292,7 @@ class Listening(SimpleWorker):
     # --- what RQ is told ---------------------------------------------------------------
 
     def _begin(self, job: Job, queue: Queue) -> None:
-        """Tell RQ that the job runs, in one round trip, in which nothing is read."""
+        """Report to RQ that the job runs, in one round trip, in which nothing is read."""
         ttl = self.get_heartbeat_ttl(job)
         pipe = self.connection.pipeline(transaction=False)
         self.execution = Execution.create(job, ttl, pipeline=pipe)
@@ -304,7 +304,7 @@ class Listening(SimpleWorker):
         self._tell(pipe, job)
 
     def _end(self, job: Job) -> None:
-        """Tell RQ that the job is over, and delete it."""
+        """Report to RQ that the job is over, and delete it."""
         pipe = self.connection.pipeline(transaction=False)
         self.increment_successful_job_count(pipeline=pipe)
         self.increment_total_working_time(datetime.now(UTC) - (job.started_at or datetime.now(UTC)), pipe)
@@ -326,7 +326,7 @@ class Listening(SimpleWorker):
         self._listed(super().register_death)
 
     def _listed(self, change: Callable[[], None]) -> None:
-        """The lists of workers are for those who look on."""
+        """Change the lists of workers; an error there is logged: they are for observers only."""
         try:
             change()
         except ResponseError as error:
@@ -336,7 +336,7 @@ class Listening(SimpleWorker):
             _name(self.connection, {**dict.fromkeys(lists, "set"), self.key: "hash"})
 
     def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
-        """Not with each job: a session waits for it."""
+        """Send a heartbeat, but not with each job: a session waits for it."""
         beat = self.last_heartbeat
         if pipeline is None and timeout is None and beat is not None and datetime.now(UTC) < beat + OFTEN:
             return
@@ -347,12 +347,12 @@ class Listening(SimpleWorker):
             super().set_state(state, pipeline)
 
     def beat(self) -> None:
-        """From a thread: RQ's lists would lose a job that gives no sign of life for some minutes."""
+        """Send a sign of life from a thread: RQ's lists would lose a job without one for some minutes."""
         if (job := self.job) is not None:
             self.maintain_heartbeats(job)
 
     def subscribe(self) -> None:
-        """No orders through RQ: its way to stop a job would count as a crash of the task."""
+        """Do nothing: RQ's way to stop a job would count as a crash of the task."""
 
     def unsubscribe(self) -> None:
         """See subscribe."""
@@ -372,19 +372,19 @@ def _name(connection: Redis, kinds: dict[str, str]) -> None:
         log.error("%s", error)
 
 
-# --- how it comes to its end ----------------------------------------------------------------
+# --- how it ends ----------------------------------------------------------------------------
 
 # --- children of a pool: forked, and gone the moment their parent is ------------------------
 
 # A child inherits what its parent has loaded, so that it is ready in milliseconds and shares its memory. It
-# inherits no connection: whoever forks uses none that a child would use.
+# inherits no connection: the parent uses none that a child would use.
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _libc = ctypes.CDLL(None)  # opened once, by the parent
 
 
 def fork(body: Callable[[], int]) -> int:
-    """A child that runs `body` and ends with the status that it returns; its pid."""
+    """Fork a child that runs `body` and ends with the status that it returns; return its pid."""
     parent = os.getpid()
     _flush()
     gc.freeze()  # else the first collection in the child would copy every page that it looks at
@@ -414,7 +414,7 @@ def leave(status: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """From now on this process ends when its parent does, whatever it is doing."""
+    """End this process from now on when its parent ends, whatever it is doing."""
     if sys.platform == "linux":
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
@@ -424,13 +424,13 @@ def die_with(parent: int) -> None:
 
 
 def be_called(name: str) -> None:
-    """The name of this process in `ps` and `top`, next to the command line that it shares with its parent."""
+    """Set the name of this process in `ps` and `top`, next to the command line that it shares."""
     if sys.platform == "linux":
         _libc.prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def deaf(number: int) -> None:
-    """The signal does nothing here. Not SIG_IGN: programs that a task starts would inherit that."""
+    """Ignore the signal here. Not SIG_IGN: programs that a task starts would inherit that."""
     signal.signal(number, lambda number, frame: None)
 
 
@@ -441,7 +441,7 @@ def _watch(parent: int) -> None:
 
 
 def _seed() -> None:
-    """The standard library reseeds itself; numpy would draw the same numbers in every worker."""
+    """Reseed numpy, else every worker draws the same numbers; the standard library reseeds itself."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -449,7 +449,7 @@ def _seed() -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it
+        with suppress(OSError, ValueError, AttributeError):  # closed, or no process reads it
             stream.flush()
 
 
@@ -480,15 +480,15 @@ class Shutdown:
         worker.watched_by(self._token_lost, self._look)
 
     def begin(self) -> None:
-        """From now on signals are heard."""
+        """Handle signals from now on."""
         deaf(signal.SIGINT)
         signal.signal(signal.SIGTERM, self.told)
         os.register_at_fork(after_in_child=_forget)  # what a task forks has to end when it is told to
-        if self._line.order is not Order.WORK:  # it has come before there was anybody to hear it
+        if self._line.order is not Order.WORK:  # it has come before there was a handler
             self.told(signal.SIGTERM, None)
 
     def told(self, number: int, frame: FrameType | None) -> None:
-        """The handler of SIGTERM."""
+        """Handle SIGTERM."""
         if os.getpid() != self._pid:  # a child that a task has just forked
             _forget()
             os.kill(os.getpid(), number)
@@ -502,7 +502,7 @@ class Shutdown:
         self._worker.drain()
         if not self._drains:
             self._drains = True
-            start_new_thread(self._drain, ())  # not a Thread: its locks may be held by who was interrupted
+            start_new_thread(self._drain, ())  # not a Thread: its locks may be held by the interrupted code
 
     def _token_lost(self) -> None:
         now = self._worker.slice
@@ -511,7 +511,7 @@ class Shutdown:
             start_new_thread(self._go_when_it_stays, (now,))
 
     def _look(self) -> None:
-        """By the keeper, many times a second while a slice runs."""
+        """Look at the board; the keeper calls this many times a second while a slice runs."""
         if self._line.order is not Order.WORK:
             self._begin_to_drain()
         if monotonic() > self._beat_at:
@@ -539,7 +539,7 @@ class Shutdown:
         self._go()
 
     def _cut(self, now: Slice) -> None:
-        """The task does not finish in time: how far the session is, for who wants to go on elsewhere."""
+        """Save how far the session is, for another worker: the task does not finish in time."""
         session = now.session
         try:
             with now.home.turn() as mine:  # of several workers of a session, one
@@ -561,7 +561,7 @@ class Shutdown:
             log.warning("a claim could not be given back: %s", error, extra=facts)
 
     def _go_when_it_stays(self, now: Slice) -> None:
-        """What runs has lost its token. It was told; a body that does not listen goes with its process."""
+        """Replace this process if what runs has lost its token, and the body does not stop."""
         deadline = monotonic() + LAST
         while self._worker.slice is now and monotonic() < deadline:
             sleep(0.02)

@@ -1,1 +1,1 @@
-"""Front ends: the ways in which people write workflows. All of them make a TaskGraph."""
+"""Front ends: the ways in which users write workflows. All of them make a TaskGraph."""

@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 def connect(url: str | None = None) -> Fleet:
-    """The fleet of an address, or of GRAFLOW_CKPT_REDIS_URL: its sessions, and somewhere to submit to."""
+    """Return the fleet of an address, or of GRAFLOW_CKPT_REDIS_URL: its sessions, and where to submit."""
     return cast("Fleet", fleet().connect(url))
 
 
 # Any: a module of a layer beside this one, which is named here and imported nowhere.
 def fleet() -> Any:
-    """What a front end can ask of a fleet: fleet/door.py."""
+    """Return the module that front ends ask for a fleet: fleet/door.py."""
     with needed():
         return import_module("graflow_ckpt.fleet.door")
 
 
 @contextmanager
 def needed() -> Iterator[None]:
-    """Around what imports the fleet: a missing package is named together with what to install."""
+    """Name a missing package, and what to install, where the fleet is imported inside."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -142,13 +142,13 @@ class Workflow:
         collector.reset(self._tokens.pop())
 
     def collect(self, expression: Chain | Parallel, parts: tuple[Expression, ...]) -> None:
-        """A new expression; its parts count only in it."""
+        """Add a new expression; its parts count only in it."""
         for part in parts:
             self._expressions.pop(id(part), None)
         self._expressions.setdefault(id(expression), expression)
 
     def add(self, *expressions: Expression) -> Workflow:
-        """Tasks, chains and groups that were made elsewhere."""
+        """Add tasks, chains and groups that were made elsewhere."""
         for expression in expressions:
             if isinstance(expression, DecoratedTask):
                 self.graph_nodes.append(expression)
@@ -198,7 +198,7 @@ class Workflow:
         *,
         inputs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run from `start` (default: the tasks that nothing leads to), or go on; the last result."""
+        """Run from `start` (default: the tasks that nothing leads to), or continue; return the result."""
         from graflow_ckpt.engine.engine import WorkflowEngine
 
         with self._running(start, max_steps, inputs) as context:
@@ -211,7 +211,7 @@ class Workflow:
         *,
         inputs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The same from a coroutine; `async def` tasks run on its loop."""
+        """Execute from a coroutine; `async def` tasks run on its loop."""
         from graflow_ckpt.engine.engine import WorkflowEngine
 
         with self._running(start, max_steps, inputs) as context:
@@ -241,7 +241,7 @@ class Workflow:
         if overrides.planning:
             if overrides.wants(self):
                 overrides.prepared(Planned(self, starts, inputs, max_steps))
-            return cast("Handle", None)  # nobody goes on from here
+            return cast("Handle", None)  # the program stops here
         door = fleet()
         terms = door.terms_of(
             self._session_id, existing=existing, max_steps=max_steps, ttl=ttl, store=store,
@@ -249,14 +249,14 @@ class Workflow:
         )  # fmt: skip
         return cast("Handle", door.at(url).submit(self.graph, self.settings, starts, inputs, terms))
 
-    ledger = False  # on a fleet: whether each commit leaves a line that nothing takes away before the session
+    ledger = False  # on a fleet: whether each commit leaves a line that is kept as long as the session
     _ended = False
 
     @contextmanager
     def _running(
         self, start: str | DecoratedTask | None, max_steps: int | None, inputs: Mapping[str, Any] | None
     ) -> Iterator[ExecutionContext | None]:
-        """The session, ready to run; None if another workflow is meant.
+        """Yield the session, ready to run; None if another workflow is meant.
 
         What bodies decorate and join is theirs: it is no part of the block that they are run in.
         """
@@ -307,7 +307,7 @@ class Workflow:
             check_inputs(self.graph, given, self.inputs)
 
     def _put_before(self) -> dict[str, Any]:
-        """What was put into its channel before anything ran: inputs, wherever it runs."""
+        """Return what was put into its channel before anything ran: inputs, wherever it runs."""
         if self._context is None or self._ended or self._context.found is not None:
             return {}
         channel = self._context.channel
@@ -315,7 +315,7 @@ class Workflow:
         return {name: channel.get(name) for name in names}
 
     def _renew(self) -> None:
-        """After a session has ended, `execute` goes on with it if it can, else starts another."""
+        """Make the next `execute` continue a session that has ended, if it can; else start another."""
         if self._ended and self._context is not None:
             ended, self._context = self._context, None
             self._ended = False
@@ -363,7 +363,7 @@ def workflow(
     observers: Sequence[Observer] = (),
     middleware: Sequence[Middleware] = (),
 ) -> Workflow:
-    """A workflow; tasks that are made and joined in its `with` block belong to it."""
+    """Return a workflow; tasks that are made and joined in its `with` block belong to it."""
     import graflow_ckpt.engine.engine  # noqa: F401 - it will be run: better now than between call and first task
 
     _check(

@@ -1,7 +1,7 @@
 """Expressions: `a >> b` and `a | b`.
 
 Values that remember what was joined to what. The workflow in whose block they are made collects
-them; a part that ends up in a larger expression counts only there. Elsewhere they are handed to
+them; a part that ends up in a larger expression counts only there. Elsewhere they are passed to
 `workflow.add(...)`.
 """
 
@@ -37,19 +37,19 @@ collector: ContextVar[Collector | None] = ContextVar("graflow_workflow", default
 
 
 class Joined:
-    """What tasks, chains and groups have in common."""
+    """The operators that tasks, chains and groups have in common."""
 
     __slots__ = ()
 
     def __rshift__(self, other: Any) -> Chain:
-        """Then."""
+        """Make a chain: first this, then `other`."""
         return Chain((self, _operand(other, ">>")))
 
     def __rrshift__(self, other: Any) -> Chain:
         return Chain((_operand(other, ">>"), self))
 
     def __or__(self, other: Any) -> Parallel:
-        """And at the same time."""
+        """Make a group: this and `other` at the same time."""
         return Parallel((self, _operand(other, "|")))
 
     def __ror__(self, other: Any) -> Parallel:
@@ -57,7 +57,7 @@ class Joined:
 
 
 class DecoratedTask(Task, Joined):
-    """What `@task` makes: a task that can be called like the function it was, and joined."""
+    """The result of `@task`: a task that can be called like the function it was, and joined."""
 
     __slots__ = ()
 
@@ -66,7 +66,7 @@ class DecoratedTask(Task, Joined):
         return self.func(*args, **kwargs)
 
     def bind(self, *, id: str | None = None, **given: Any) -> DecoratedTask:  # noqa: A002
-        """The same body as another task, with some of its arguments given."""
+        """Return the same body as another task, with some of its arguments given."""
         name = self.name if id is None else arguments.text("id", id)
         bound = DecoratedTask(name, self.func, self.options, {**self.arguments, **given})
         registered(bound)
@@ -86,7 +86,7 @@ class DecoratedTask(Task, Joined):
         value_limit: int | None = None,
         **kwargs: Any,
     ) -> Handle:
-        """One call of the body, on a fleet. The same `key` is the same execution: refused, or given back
+        """Submit one call of the body to a fleet. The same `key` is the same execution: refused, or returned
         with `existing="return"`. A body that has a parameter of one of these names: `submit_call`."""
         options: dict[str, Any] = {
             "url": url, "priority": priority, "delay": delay, "key": key, "existing": existing,
@@ -99,14 +99,14 @@ class DecoratedTask(Task, Joined):
     def submit_call(
         self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({}), **options: Any
     ) -> Handle:
-        """The same with the arguments apart; `options` are those of `submit`, from `url` on."""
+        """Submit one call with the arguments apart; `options` are those of `submit`, from `url` on."""
         return cast(
             "Handle", fleet().submit_call(self, args, kwargs, **{"url": None, "key": None, **options})
         )
 
     def submit_many(self, calls: Iterable[Any], **options: Any) -> Handle:
-        """Many calls as one session: each item is an argument, a tuple of them, or a dict by name. A dict
-        that is meant as an argument stands in a tuple: `({"a": 1},)`. Options are those of `submit`."""
+        """Submit many calls as one session: each item is an argument, a tuple of them, or a dict by name. A
+        dict that is an argument goes into a tuple: `({"a": 1},)`. Options are those of `submit`."""
         return cast("Handle", fleet().submit_calls(self, calls, **{"url": None, "key": None, **options}))
 
     @property
@@ -165,7 +165,7 @@ class Parallel(Joined):
         _collect(self, members)
 
     def with_policy(self, policy: GroupPolicy, name: str | None = None) -> Parallel:
-        """The same members under All(), BestEffort() or AtLeast(n)."""
+        """Return the same members under All(), BestEffort() or AtLeast(n)."""
         changed = Parallel(self.members, policy, name or self.name)
         _collect(changed, (self,))
         return changed
@@ -184,7 +184,7 @@ class Parallel(Joined):
 
 
 def group(*members: Any, policy: GroupPolicy | None = None, name: str | None = None) -> Parallel:
-    """Members that run at the same time: `group(a, b >> c, policy=AtLeast(1))`."""
+    """Return a group of members that run at the same time: `group(a, b >> c, policy=AtLeast(1))`."""
     if not members:
         raise GraphError("A group needs members.")
     if policy is not None:
@@ -238,7 +238,7 @@ What = tuple[GroupPolicy, tuple[str, ...], frozenset[str]]
 
 
 def _free_name(graph: TaskGraph, what: What) -> str:
-    """By order of declaration, so that a program that is started again has the same names."""
+    """Return a free name, by order of declaration: a program that is started again has the same names."""
     number = 1
     while f"group_{number}" in graph.nodes and not _is_group(graph, f"group_{number}", what):
         number += 1
@@ -257,20 +257,20 @@ def _tasks_of(expression: Expression) -> Collection[str]:
     return set().union(*map(_tasks_of, parts))
 
 
-# --- who collects ----------------------------------------------------------------------
+# --- collectors ------------------------------------------------------------------------
 
 _known: WeakValueDictionary[int, DecoratedTask] = WeakValueDictionary()
 _numbers = count()
 
 
 def registered(made: DecoratedTask) -> DecoratedTask:
-    """Remember a task as long as somebody holds it: one made in every round of a loop must not stay."""
+    """Remember a task as long as it is referenced: one made in every round of a loop must not stay."""
     _known[next(_numbers)] = made
     return made
 
 
 def called(name: str) -> list[DecoratedTask]:
-    """The tasks of that name, wherever they were decorated, oldest first."""
+    """Return the tasks of that name, wherever they were decorated, oldest first."""
     return [task for task in list(_known.values()) if task.name == name]
 
 

@@ -1,4 +1,4 @@
-"""What the command line and the environment say about the workflows of a program.
+"""The settings of a program's workflows that the command line and the environment override.
 
 `graflow-ckpt run FILE.py` and `python FILE.py` are one program: the file is the same, and this
 is all that differs. The session applies to the workflow that is chosen, else to the first one
@@ -48,7 +48,7 @@ class Overrides:
     def __init__(self) -> None:
         self.session: str | None = None
         self.store: str | None = None
-        self.here = False  # a session that the program has begun elsewhere begins anew in this place
+        self.here = False  # a session that the program has begun elsewhere begins again in this place
         self.only: str | None = None  # the workflow to run
         self.target: str | None = None  # the workflow that all of this is about; None: whichever asks
         self.planning = False  # nothing runs: the first `execute` or `submit` ends the program
@@ -66,7 +66,7 @@ class Overrides:
 
     @contextmanager
     def for_one_program(self) -> Iterator[None]:
-        """What is said and met inside is forgotten at the end: the process may go on with something else."""
+        """Forget at the end what is said and met inside: the process may run another program next."""
         before = dict(vars(self))
         self.met, self.executed, self._given = [], [], []
         try:
@@ -79,25 +79,25 @@ class Overrides:
             self.met.append(workflow)
 
     def wants(self, workflow: Chosen) -> bool:
-        """Whether this workflow is to run."""
+        """Return True if this workflow is to run."""
         wanted = self.only is None or workflow.name == self.only
         if wanted:
             self.executed.append(workflow.name)
         return wanted
 
     def concerns(self, workflow: Chosen) -> bool:
-        """Whether what was said is about this workflow."""
+        """Return True if what was said is about this workflow."""
         return self.target in (None, workflow.name)
 
     def prepared(self, planned: Planned) -> None:
-        """Called when the graph is complete and nothing has been touched."""
+        """Stop a plan here: the graph is complete and nothing has been touched."""
         if self.planning and self.concerns(planned.workflow):
             raise planned
 
     def apply(
         self, workflow: Chosen, session: str | None, settings: Settings, store: str | None
     ) -> tuple[str | None, Settings, str]:
-        """Session id, settings and store as they count."""
+        """Return session id, settings and store as they count."""
         if self.planning:  # what a program does before `execute` touches no session
             return None, replace(settings, durability="none", resume="auto"), store or FOLDER
         if not self.concerns(workflow):

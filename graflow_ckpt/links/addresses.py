@@ -60,11 +60,11 @@ class Address:
 
     @property
     def server(self) -> tuple[object, ...]:
-        """What the same credentials are for."""
+        """The server that the same credentials are for."""
         return (self.hosts, self.path, self.service)
 
     def with_credentials(self, environment: Mapping[str, str] = os.environ) -> Address:
-        """With those of this server that are known, unless it has its own."""
+        """Return the address with those credentials of this server that are known, unless it has its own."""
         if self.secrets:
             return self
         if found := _known.get(self.server):
@@ -76,7 +76,7 @@ class Address:
         return self
 
     def remember(self) -> None:
-        """The credentials have opened the server: they will again, where only the text is left."""
+        """Remember the credentials that opened the server, for addresses where only the text is left."""
         if self.secrets:
             _known[self.server] = self.secrets
 
@@ -133,13 +133,13 @@ def no_cluster(shown: str) -> BadAddress:
 
 
 def masked(text: str) -> str:
-    """Any text that may be an address, without credentials and query."""
+    """Return any text that may be an address, without credentials and query."""
     text = re.sub(r"(?<=://)\S*@" if "://" in text else r"^\S*@", "", text)
     return text.partition("?")[0] if "://" in text else text
 
 
 def options_of(secrets: Mapping[str, str]) -> dict[str, Any]:
-    """The credentials for the server itself, as a client takes them."""
+    """Return the credentials for the server itself, as a client takes them."""
     return {name: value for name, value in secrets.items() if name in ("username", "password")}
 
 

@@ -1,4 +1,4 @@
-"""What a server or its client library complains of, in our words: one error class per thing to do.
+"""The errors of a server or its client library, in our words: one error class per thing to do.
 
 Also the one door to redis-py, which says what to install where it is missing.
 Promise: a complaint that may pass (not reachable, lost, starting) is a
@@ -131,7 +131,7 @@ _KNOWN: Mapping[str, tuple[type[ServerError], str, str]] = {
 def in_our_words(
     error: Exception, address: str, keys: Sequence[Key] = ()
 ) -> ServerError | SchemaUnsupported | SessionDamaged:
-    """The error to raise instead of one that redis-py has raised; `keys`: of the script that was called."""
+    """Return the error to raise instead of one of redis-py; `keys`: of the script that was called."""
     text, code = str(error).rstrip("."), code_of(error)
     if code == "FORMAT":
         return unknown_format(text.rpartition("FORMAT ")[2], address)
@@ -151,12 +151,12 @@ def in_our_words(
             address=address,
         )
     if _FELL.search(text) and "killed" not in text and (session := _session_of(keys)):
-        return damaged(session, address, text)  # a script cannot read what stands there
+        return damaged(session, address, text)  # a script cannot read what is there
     return ServerError(f"{address} answers with an error: {text}.", address=address, code=code, text=text)
 
 
 def damaged(session: str, address: str, error: object) -> SessionDamaged:
-    """Return the error for a session in whose tables something stands that no version has written."""
+    """Return the error for a session whose tables hold something that no version has written."""
     where = f" at {address}" if address else ""
     return SessionDamaged(
         f"Session {session}{where} cannot be read: {error}.".replace("..", "."),
@@ -167,7 +167,7 @@ def damaged(session: str, address: str, error: object) -> SessionDamaged:
 
 @contextmanager
 def readable(session: str, address: str = "") -> Iterator[None]:
-    """Around what takes bytes of a session apart. Errors of our own pass."""
+    """Translate errors where bytes of a session are parsed inside. Errors of our own pass."""
     try:
         yield
     except BROKEN as error:
@@ -184,7 +184,7 @@ _TAKES: Final = ((b"[", 96), (b"{", 240), (b",", 40))  # an object's first pair 
 
 
 def fact(name: str, text: str | bytes) -> Any:
-    """Return what JSON says that stands in Redis; ValueError if it takes more memory than its bytes justify.
+    """Return the value of JSON that is in Redis; ValueError if it takes more memory than its bytes justify.
 
     Lists of texts, which versions write, take 15 times their size; 24 times is what a plain value may take.
     """
@@ -203,7 +203,7 @@ def _session_of(keys: Sequence[Key]) -> str:
 
 
 def unknown_format(said: str, address: str) -> SchemaUnsupported:
-    """Of a session, as its scripts name it: number and key."""
+    """Return the error of a session's format, as its scripts name it: number and key."""
     number, _, key = said.partition(" ")
     session = key.partition("{")[2].partition("}")[0]
     return SchemaUnsupported(
@@ -215,7 +215,7 @@ def unknown_format(said: str, address: str) -> SchemaUnsupported:
 
 
 def code_of(error: Exception) -> str:
-    """The word that a complaint begins with, also where the library has taken it away."""
+    """Return the word that a complaint begins with, also where the library has removed it."""
     for kinds, code in _BY_CLASS:
         if isinstance(error, kinds):
             return code
@@ -228,7 +228,7 @@ def code_of(error: Exception) -> str:
 
 @contextmanager
 def translated(address: str) -> Iterator[None]:
-    """Around calls of the client library."""
+    """Translate errors of the client library that are raised inside."""
     try:
         yield
     except redis.RedisError as error:
@@ -238,7 +238,7 @@ def translated(address: str) -> Iterator[None]:
 def taken(
     address: str, keys: Sequence[Key], types: Sequence[str], ask: Callable[[Key], bytes | str]
 ) -> KeyTaken:
-    """Names what stands under `keys` and should not. `types`: what each is to be, where that is known."""
+    """Return the error that names what is under `keys` and should not be. `types`: those that are known."""
     found = {_text(key): _text(ask(key)) for key in keys}
     wanted = dict(zip(found, types, strict=False))
     wrong = {key: kind for key, kind in found.items() if kind not in (wanted.get(key), "none")}

@@ -1,6 +1,6 @@
 """The variables that this package reads: a table of names, and a word about those that are not in it.
 
-Promise: a name that begins as ours do and is read by nothing is told once in a process, with what may be
+Promise: a name that begins as ours do and is read by nothing is reported once in a process, with what may be
 meant. Not here: what the values may be, and their readers.
 """
 
@@ -39,7 +39,7 @@ KNOWN = frozenset(variable(name) for name in (*NAMES, *ALONE, *OF_COMPOSE))
 
 
 def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Variables that look like ours and are read by nothing: commonly a name that was mistyped."""
+    """Return variables that look like ours and are read by nothing: commonly a name that was mistyped."""
     return sorted(name for name in environment if name.startswith(PREFIX) and name not in KNOWN)
 
 

@@ -29,12 +29,12 @@ _ENDED = ("Z", "X")  # killed, and not waited for by its parent yet
 
 
 def myself() -> Owner:
-    """This process."""
+    """Return this process."""
     return describe(os.getpid())
 
 
 def describe(pid: int) -> Owner:
-    """A process of this machine. Outside Linux the start time, boot id and pid namespace are empty."""
+    """Describe a process of this machine. Outside Linux start time, boot id and pid namespace are empty."""
     return Owner(
         pid=pid,
         started=_stat(pid)[1],
@@ -47,7 +47,7 @@ def describe(pid: int) -> Owner:
 
 
 def owner_from(text: str | bytes) -> Owner | None:
-    """The process that a text names; None if it names none."""
+    """Return the process that a text names; None if it names none."""
     try:
         return made_of(Owner, json.loads(text)) if len(text) <= _LONGEST else None
     except (TypeError, ValueError, AttributeError, RecursionError):
@@ -73,14 +73,14 @@ def made_of(kind: type[T], known: dict[str, Any]) -> T:
 
 
 def is_near(owner: Owner) -> bool:
-    """Whether its pid means a process that can be looked at from here."""
+    """Return True if its pid means a process that can be looked at from here."""
     if not owner.boot or owner.boot != _boot():
-        return False  # another machine, or this one before it was started anew: which, is not to be told
+        return False  # another machine, or this one before it was restarted: which of them is unknown
     return bool(owner.pid_ns) and owner.pid_ns == _link("/proc/self/ns/pid")  # not another container
 
 
 def is_gone(owner: Owner) -> bool:
-    """Whether that process has ended for sure."""
+    """Return True if that process has ended for sure."""
     if not is_near(owner):
         return False
     state, started = _stat(owner.pid)
@@ -105,7 +105,7 @@ def is_myself(owner: Owner) -> bool:
 
 
 def user_of(owner: Owner) -> int | None:
-    """The user that a process of this machine runs as; None if it has ended, or if /proc does not show it."""
+    """Return the user of a process of this machine; None if it has ended, or if /proc does not show it."""
     try:
         return os.stat(f"/proc/{owner.pid}").st_uid
     except OSError:
@@ -126,7 +126,7 @@ def end(owner: Owner, grace: float) -> bool:
         handle = -1
     try:
         _signal(owner, handle, signal.SIGTERM)
-        _signal(owner, handle, signal.SIGCONT)  # one that is stopped hears SIGTERM only when it runs again
+        _signal(owner, handle, signal.SIGCONT)  # one that is stopped gets SIGTERM only when it runs again
         if not _has_ended(owner, handle, grace):
             _signal(owner, handle, signal.SIGKILL)
         return _has_ended(owner, handle, grace)
@@ -161,7 +161,7 @@ def _has_ended(owner: Owner, handle: int, seconds: float) -> bool:
 
 
 def holders(path: str) -> list[Owner]:
-    """The processes that have the file open, as far as this user may know; not this one."""
+    """Return the processes that have the file open, as far as this user may know; not this one."""
     found, there = [], os.stat(path)
     for pid in (int(name) for name in _names("/proc") if name.isdigit()):
         for fd in _names(f"/proc/{pid}/fd") if pid != os.getpid() else ():
@@ -173,7 +173,7 @@ def holders(path: str) -> list[Owner]:
 
 
 def named(owner: Owner | None) -> str:
-    """As errors speak of it."""
+    """Return the name that errors use."""
     if owner is None:
         return "another owner"
     text = f"process {owner.pid} on {owner.host} (since {owner.since}: {owner.argv})"
@@ -185,7 +185,7 @@ def named(owner: Owner | None) -> str:
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """State and start time; empty where there is no such process."""
+    """Return state and start time; empty where there is no such process."""
     # the name of the program, in parentheses, may itself contain spaces and parentheses
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (fields[0], fields[19]) if len(fields) > 19 else ("", "")

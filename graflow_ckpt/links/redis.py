@@ -48,7 +48,7 @@ T = TypeVar("T")
 Settings = dict[str, Any]
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-# What a pool of redis-py tells its connections about itself, and what would change what we get.
+# What a pool of redis-py passes to its connections about itself, and what would change what we get.
 _NOT_OURS = ("maint", "orig_", "himport_", "event_dispatcher", "oss_cluster", "retry", "cache")
 
 
@@ -127,7 +127,7 @@ def _manners(timeout: float) -> Settings:
 
 
 def _keepalive() -> Settings:
-    """A machine that vanished is noticed, also on a connection that only waits."""
+    """Return the options by which a vanished machine is noticed, also on a connection that only waits."""
     options = {
         getattr(socket, name): value
         for name, value in _KEEPALIVE.items()
@@ -163,7 +163,7 @@ class RedisLink:
         return self._scripts[known]
 
     def connection(self) -> Wire:
-        """A connection of its own."""
+        """Return a connection of its own."""
         while self._idle:
             wire = self._idle.pop()
             if wire.is_fresh():
@@ -179,7 +179,7 @@ class RedisLink:
             wire.close()
 
     def patiently(self, ask: Callable[[], T], session: str, seconds: float) -> T:
-        """The answer to something that changes nothing; ServerGone if there is none after so many seconds.
+        """Return the answer to something that changes nothing; ServerGone if none comes in so many seconds.
 
         A restart of the server is no failure of the task that happened to ask.
         """
@@ -207,7 +207,7 @@ class RedisLink:
 
 
 def open_link(where: str | redis.Redis | RedisLink, *, timeout: float = 5.0) -> RedisLink:
-    """Connect, and look whom we have before us. A link is returned as it is."""
+    """Connect, and look which server it is. A link is returned as it is."""
     if isinstance(where, RedisLink):
         return where
     client, address = _client(where, timeout)
@@ -243,7 +243,7 @@ def _client(where: Any, timeout: float) -> tuple[redis.Redis, Address]:
 
 
 def _address_of(client: redis.Redis) -> Address:
-    """Where a live client leads to."""
+    """Return the address that a live client leads to."""
     pool = client.connection_pool
     settings: dict[str, Any] = pool.connection_kwargs
     db = int(settings.get("db") or 0)
@@ -263,7 +263,7 @@ def _secrets(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _about(client: redis.Redis) -> dict[str, Any]:
-    """Which server this is; nothing where it does not say."""
+    """Return which server this is; nothing where it does not say."""
     try:
         return dict(client.info("server"))
     except (theirs.NoPermissionError, theirs.ResponseError):
@@ -298,7 +298,7 @@ class Finding:
 
 
 def examine(link: RedisLink) -> list[Finding]:
-    """Version, role, memory and durability of the server. Each caller decides what follows from it."""
+    """Check version, role, memory and durability of the server. Each caller decides what follows from it."""
     with translated(link.address):
         try:
             info = dict(link.client.info())

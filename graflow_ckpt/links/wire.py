@@ -62,7 +62,7 @@ class Script:
             raise _complaint(error, (self, keys, args), self._address, self._client.type) from error
 
     def words(self, keys: Sequence[Key], args: Sequence[Argument], *, whole: bool) -> list[Argument]:
-        """The call as a command; `whole`: with the text of the script."""
+        """Return the call as a command; `whole`: with the text of the script."""
         head: list[Argument] = ["EVAL", self.source] if whole else ["EVALSHA", self.sha]
         return [*head, len(keys), *keys, *args]
 
@@ -78,7 +78,7 @@ class Script:
 
 
 def together(client: redis.Redis, address: str, steps: Sequence[Step]) -> list[Any]:
-    """Return what the steps come to, in one round trip.
+    """Return the results of the steps, in one round trip.
 
     All of them are sent again if the server does not know a script, so each has to be one that may be run
     twice. An error of one step is in its place, in our words; the others are run.
@@ -113,7 +113,7 @@ _CHUNK = 1 << 16
 
 
 def line_of(connection: Any) -> BareLine | SlowLine:
-    """The quickest way to speak over a connection of redis-py that is open."""
+    """Return the quickest way to speak over a connection of redis-py that is open."""
     sock = getattr(connection, "_sock", None)
     as_usual = type(connection).read_response is Connection.read_response  # a sentinel's looks at replies
     if hiredis is not None and as_usual and type(sock) is socket.socket:
@@ -208,7 +208,7 @@ def _lost(error: OSError, doing: str) -> redis.RedisError:
 
 
 _Call = tuple[Script, Sequence[Key], Sequence[Argument]]
-_WORDS: Any = object()  # what waits is no call but plain words; Any: it stands where a call does
+_WORDS: Any = object()  # what waits is no call but plain words; Any: it takes the place of a call
 
 
 class Wire:
@@ -227,7 +227,7 @@ class Wire:
         self.reconnect()
 
     def call(self, script: Script, keys: Sequence[Key], args: Sequence[Argument] = ()) -> Any:
-        """What the script returns."""
+        """Return what the script returns."""
         self.send(script, keys, args)
         return self.receive()
 
@@ -238,7 +238,7 @@ class Wire:
         self._send((b"EVALSHA", script.sha, len(keys), *keys, *args))
 
     def receive(self) -> Any:
-        """The reply to what was sent. A script that the server does not know is sent with its call."""
+        """Return the reply to what was sent. A script that the server does not know is sent with its call."""
         if self._waiting is None or self._pid != os.getpid():
             self._out_of_step()
         try:
@@ -251,7 +251,7 @@ class Wire:
         return reply
 
     def ask(self, *words: Argument) -> Any:
-        """One plain command on this connection, for those that speak of it (WAITAOF, CLIENT)."""
+        """Return the reply to one plain command that is about this connection (WAITAOF, CLIENT)."""
         if not self.rests:
             self._out_of_step()
         self._waiting = _WORDS  # an interrupt leaves a reply behind here, too
@@ -271,11 +271,11 @@ class Wire:
 
     @property
     def rests(self) -> bool:
-        """Whether it is open, and nothing is under way on it."""
+        """True if it is open, and nothing is under way on it."""
         return self._connection is not None and self._waiting is None and self._pid == os.getpid()
 
     def is_fresh(self) -> bool:
-        """Whether it rests, and the server has not hung up meanwhile."""
+        """Return True if it rests, and the server has not closed it meanwhile."""
         try:
             return self.rests and not self._connection.can_read(0)
         except redis.RedisError:

@@ -37,7 +37,7 @@ _BAD = frozenset({"failed", "stalled"})
 
 @dataclass(slots=True)
 class _Execution:
-    """What is under way of one session."""
+    """The spans of one session that are open."""
 
     span: Span
     tasks: dict[str, list[Span]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class _Execution:
 class Tracing(Tracer):
     """Makes spans of events. One may serve any number of sessions.
 
-    `provider`: whose spans they are; if not given, the one that the program has set up.
+    `provider`: the provider of the spans; if not given, the one that the program has set up.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Tracing(Tracer):
         self._tracer = trace.get_tracer("graflow_ckpt", tracer_provider=provider)
         self._continues = on_resume == "continue"
         self._running: dict[str, _Execution] = {}
-        self._restored: dict[str, Event] = {}  # before the execution that goes on from it has begun
+        self._restored: dict[str, Event] = {}  # before the execution that continues it has begun
 
     def trace_context(self, session: str, /) -> Mapping[str, str]:
         carrier: dict[str, str] = {}
@@ -89,7 +89,7 @@ class Tracing(Tracer):
     # --- executions --------------------------------------------------------------------
 
     def _start(self, event: Event) -> None:
-        if event.session in self._running:  # it went back to a cut, and goes on
+        if event.session in self._running:  # it went back to a cut, and continues
             self._note(event)
             return
         facts = event.facts
@@ -153,7 +153,7 @@ class Tracing(Tracer):
         span.end()
 
     def _past(self, what: str, event: Event) -> None:
-        """A span of something that is over by now."""
+        """End a span of something that is over by now."""
         if (found := self._running.get(event.session)) is None:
             return
         facts, now = event.facts, time.time_ns()

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: what sessions tell, and what stores hold.
+"""Metrics for Prometheus: what sessions report, and what stores hold.
 
     workflow(..., observers=[PrometheusObserver()])     saves, restores, tasks and sessions of this process
     StoreCollector("sqlite:///c.db").register()         what a store holds, read at each scrape
@@ -40,7 +40,7 @@ AGES = (("1h", 3600.0), ("1d", 86_400.0), ("7d", 604_800.0), ("older", float("in
 
 
 class PrometheusObserver:
-    """Counts what the sessions of this process tell. Two may share a registry only if they are one."""
+    """Counts what the sessions of this process report. Two may share a registry only if they are one."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         def histogram(name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
@@ -101,14 +101,14 @@ class PrometheusObserver:
                 self._running.set(len(self._under_way))
                 self._ends.labels(facts["status"]).inc()
             case _:
-                pass  # what there will be to tell one day is no metric yet
+                pass  # what will be reported one day is no metric yet
 
 
 class StoreCollector(Collector):
-    """What a store holds, counted at a scrape, and at most once in `every` seconds.
+    """The contents of a store, counted at a scrape, and at most once in `every` seconds.
 
     `orphans` says how many checkpoints cannot be used: if not given, those whose meta cannot be read.
-    A store that is away gives no numbers and counts as down; the scrape goes on.
+    A store that is away gives no numbers and counts as down; the scrape continues.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class StoreCollector(Collector):
         registry.register(self)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: else registering would read the store."""
+        """Return nothing: else registering would read the store."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -154,7 +154,7 @@ class StoreCollector(Collector):
         yield from self._families(known, orphans)
 
     def _waiting(self) -> Iterator[Metric]:
-        """What was saved while a store was away; told above all while it is."""
+        """Yield what was saved while a store was away; most useful while it is."""
         waiting = GaugeMetricFamily(
             "checkpoints_waiting", "Checkpoints in the folder of a fallback.", labels=("backend", "state")
         )

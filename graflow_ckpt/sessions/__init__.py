@@ -1,1 +1,1 @@
-"""Sessions: where a SessionState lives, and the views of it that users know."""
+"""Sessions: where a SessionState is kept, and the views of it that users know."""

@@ -27,7 +27,7 @@ Recorder = Callable[[SessionState, float, Sequence[Op]], None]
 
 
 class MemorySession:
-    """A session that lives and dies with the process."""
+    """A session that ends with the process."""
 
     shares = True
     traced = False  # the waiting caller has the exception itself
@@ -44,7 +44,7 @@ class MemorySession:
         self._loan_lock = threading.Lock()
 
     def commit(self, ops: Sequence[Op]) -> list[Claim]:
-        """Apply and record one transition; the claims it hands out."""
+        """Apply and record one transition; return the claims that it makes."""
         with self._lock:
             if self.broken is not None:
                 raise self.broken
@@ -85,7 +85,7 @@ class MemorySession:
 
     @property
     def over(self) -> bool:
-        """Whether this run will get nothing more from it."""
+        """True if this run will get nothing more from it."""
         return self.state.status != "running"
 
     @property
@@ -97,7 +97,7 @@ class MemorySession:
         return len(self.state.specs)
 
     def due(self) -> float | None:
-        """When the first delayed spec may start."""
+        """Return the time at which the first delayed spec may start."""
         delayed = self.state.delayed
         return delayed[0][0] if delayed else None
 
@@ -113,7 +113,7 @@ class MemorySession:
         return self.state
 
     def gave_nothing(self, task: str) -> bool:
-        """What a task gave in an earlier round does not count if it was skipped or failed since."""
+        """Return True if it was skipped or failed since: what it gave in an earlier round does not count."""
         state = self.state
         return bool(state.skipped or state.errors) and state.gave_nothing(task)
 
@@ -122,7 +122,7 @@ class MemorySession:
         self.recorder = recorder
 
     def close(self, why: GraflowError) -> None:
-        """From now on every commit is refused."""
+        """Refuse every commit from now on."""
         with self._lock:
             if self.broken is None:
                 self.broken = why
@@ -130,17 +130,17 @@ class MemorySession:
     # --- values ------------------------------------------------------------------------
 
     def reader(self, key: int = 0) -> MemorySession:
-        """The values as one attempt sees them: as they are."""
+        """Return the values as one attempt sees them: as they are."""
         return self
 
     def prefetch(self, names: Sequence[str]) -> None:
-        """They are here."""
+        """Do nothing: the values are here."""
 
     def read(self, name: str) -> tuple[Cell, int, tuple[Cell, ...]] | None:
-        """A value's cell, its version, and the items appended to it."""
+        """Return a value's cell, its version, and the items appended to it."""
         before = self._changes
         found = self._read(name)
-        if before % 2 or self._changes != before:  # a commit goes on: the items may be of another value
+        if before % 2 or self._changes != before:  # a commit is under way: the items may be of another value
             with self._lock:
                 found = self._read(name)
         return found
@@ -156,13 +156,13 @@ class MemorySession:
         return list(self.state.values)
 
     def together(self, name: str) -> dict[str, Found]:
-        """Nothing here is a copy."""
+        """Return nothing: no value here is a copy."""
         return {}
 
     # --- loans -------------------------------------------------------------------------
 
     def lend(self, name: str) -> None:
-        """Called before a live value is handed out; waits while a picture is taken."""
+        """Lend a live value before the attempt gets it; waits while a picture is taken."""
         with self._loan_lock:
             self._loans[name] = self._loans.get(name, 0) + 1
 
@@ -176,7 +176,7 @@ class MemorySession:
                     del self._loans[name]
 
     def on_loan_beside(self, name: str, own: int = 1) -> bool:
-        """Whether another attempt holds the value than the one that has `own` loans of it."""
+        """Return True if another attempt holds the value than the one that has `own` loans of it."""
         return self._loans.get(name, 0) > own
 
     @contextmanager
@@ -186,7 +186,7 @@ class MemorySession:
             yield
 
     def live(self) -> dict[str, list[Live]]:
-        """The live cells, by the names that they stand under."""
+        """Return the live cells, by their names."""
         with self._lock:
             appended = self.state.appended
             cells = {name: [cell, *appended.get(name, ())] for name, (cell, _) in self.state.values.items()}
@@ -194,7 +194,7 @@ class MemorySession:
         return {name: of for name, of in found.items() if of}
 
     def replace_live(self, copies: Mapping[Live, Live]) -> None:
-        """The session lets go of objects that a body still holds, and keeps copies of them."""
+        """Replace objects that a body still holds by copies, which the session keeps."""
         with self._lock:
             values, appended = self.state.values, self.state.appended
             for name, (cell, version) in values.items():
@@ -205,11 +205,11 @@ class MemorySession:
             self.replaced += 1
 
     def on_loan(self) -> list[str]:
-        """What stands in the way of a picture."""
+        """Return what prevents a picture."""
         return list(self._loans) or (["a commit that failed"] if self.broken is not None else [])
 
     @contextmanager
     def still(self) -> Iterator[bool]:
-        """Holds the live values still; False if one of them is on loan, or the state is not whole."""
+        """Hold the live values still; yield False if one of them is on loan, or the state is not whole."""
         with self._loan_lock:
             yield not self._loans and self.broken is None

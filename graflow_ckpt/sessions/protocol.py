@@ -1,4 +1,4 @@
-"""What a run asks of a session, wherever that lives."""
+"""The session as a run uses it, wherever it is kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MadeSoFar(NamedTuple):
 
 
 class Values(Protocol):
-    """Where an attempt reads from."""
+    """The values that an attempt reads."""
 
     @property
     def shares(self) -> bool: ...  # whether live values are the session's own objects, on loan

@@ -31,7 +31,7 @@ class Tables(Protocol):
 
 
 class TaskQueue:
-    """What is waiting to run, in order."""
+    """The specs that wait to run, in order."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class TaskQueue:
         return True
 
     def get_pending_task_specs(self) -> list[TaskSpec]:
-        """The full specs of all that has still to run."""
+        """Return the full specs of all that has still to run."""
         return [
             spec
             if spec.task_data is None
@@ -63,7 +63,7 @@ class TaskQueue:
         ]
 
     def get_pending_tasks(self) -> list[str]:
-        """The ids of all that has still to run."""
+        """Return the ids of all that has still to run."""
         return [spec.task_id for spec in self._session.state.pending()]
 
     def size(self) -> int:
@@ -93,7 +93,7 @@ class ValueChannel:
         self._from_cells = from_cells
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The committed value; changing it in place changes nothing in the session if it is plain."""
+        """Return the committed value; changing it in place changes nothing in the session if it is plain."""
         found = self._session.read(key)
         if found is None:
             return default

@@ -1,4 +1,4 @@
-"""The tests of a driver: who keeps them makes a store, by `KeyedStore`, that keeps all that stores promise.
+"""The tests of a driver: one that passes makes a store, by `KeyedStore`, that keeps all promises of stores.
 
     class TestMyDriver(DriverContract):
         @pytest.fixture

@@ -47,7 +47,7 @@ class DriverContract:
 
     @pytest.fixture
     def opener(self) -> Opener:
-        """Opens an empty place; each call gives another handle to it. It is sent to other processes."""
+        """Return what opens an empty place, a new handle each call. It is sent to other processes."""
         raise NotImplementedError("give the class a fixture `opener` that returns what opens an empty place")
 
     @pytest.fixture
@@ -368,7 +368,7 @@ class DriverContract:
 
 
 class AtomicDriverContract(DriverContract):
-    """Of one that is `atomic`: batches of any shape."""
+    """The tests of a driver that is `atomic`: batches of any shape."""
 
     @pytest.mark.parametrize("size", [1, 200_000])
     @pytest.mark.parametrize("why", ["guard", "guard gone", "taken", "need", "second guard"])
@@ -433,7 +433,7 @@ class AtomicDriverContract(DriverContract):
         assert keys(driver, "journal/s/") == ["journal/s/1/0"]
 
     def test_no_record_follows_a_change_of_the_head_that_it_was_guarded_by(self, driver: Driver) -> None:
-        """Whoever has changed the head has seen all records that were put under the former one."""
+        """Check that a writer that has changed the head has seen all records put under the former one."""
         tag, seen = put(driver, "head/s", b"mine"), list[list[str]]()
 
         def append() -> None:
@@ -534,7 +534,7 @@ def add_five(opener: Opener, many: int) -> None:
 
 
 def replace_without_end(opener: Opener) -> None:
-    """Batch after batch: a head, and four keys that go with it."""
+    """Replace batch after batch: a head, and four keys that go with it."""
     driver = opener()
     head = got(driver, "head/s")
     for number in count(1 + int(head.data)):
@@ -550,7 +550,7 @@ def parts_of(number: int) -> list[str]:
 
 @contextmanager
 def process(job: Callable[..., None], *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
-    """Another one that does that; it is killed at the end."""
+    """Run a job in another process, which is killed at the end."""
     program = "import sys, cloudpickle; cloudpickle.load(sys.stdin.buffer)()"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", program]
@@ -569,6 +569,6 @@ def keys(driver: Driver, prefix: str) -> list[str]:
 
 
 def state(driver: Driver) -> list[tuple[str, bytes, str]]:
-    """All that is there."""
+    """Return all that is there."""
     names = [key for kind in ("data/", "head/", "journal/", "lease/") for key in keys(driver, kind)]
     return [(key, bytes(got(driver, key).data), got(driver, key).tag) for key in names]

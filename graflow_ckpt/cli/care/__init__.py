@@ -1,1 +1,1 @@
-"""Commands that look after a store: what goes, what travels, keys, databases."""
+"""Commands that look after a store: deletion, copies, keys, databases."""

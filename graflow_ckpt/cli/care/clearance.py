@@ -48,7 +48,7 @@ _COLUMNS = ("path", "session", "workflow", "status", "age", "size")
 
 
 class MustStay(CheckpointError):
-    """What was named has to stay. `.held` says why."""
+    """A named checkpoint has to be kept. `.held` says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Clearance:
     again: Callable[[], PruningPlan]  # the same question, asked now
     needed: Callable[[PruningPlan], Collection[str]] = (
         lambda what: ()
-    )  # what goes and sessions would go on with
+    )  # what goes and sessions would continue with
 
     @classmethod
     def by_retention(
@@ -71,7 +71,7 @@ class Clearance:
         workflow: str | None,
         metrics: Sequence[str] = (),
     ) -> Clearance:
-        """`metrics`: the numbers that the retention rates by; one that no checkpoint has would keep none."""
+        """Plan by a retention; `metrics`: the numbers that it rates by, which some checkpoint has to have."""
         place = open_store(store)
 
         def among(cut: Cut) -> bool:
@@ -86,7 +86,7 @@ class Clearance:
 
     @classmethod
     def by_name(cls, store: str, what: Sequence[str], *, force: bool) -> Clearance:
-        """Checkpoints by path, sessions by id; all of one store."""
+        """Plan to delete checkpoints by path, sessions by id; all of one store."""
         place = _store_of(store, what)
 
         def again() -> PruningPlan:
@@ -172,7 +172,7 @@ class Clearance:
 
 
 def _guard(place: CheckpointStore, known: Inventory, going: Sequence[Cut] = ()) -> Guard:
-    """Forks that wait for an answer stay, and so does what they began with."""
+    """Return the guard: forks that wait for an answer are kept, and so is what they began with."""
     paths = frozenset(cut.path for cut in going if cut.status not in WAITS)
     return Guard(place, known, cache(partial(Keyring.for_store, place)), going=paths)
 
@@ -218,7 +218,7 @@ def _store_of(store: str, what: Sequence[str]) -> CheckpointStore:
 
 
 def _named(place: CheckpointStore, known: Inventory, what: Sequence[str]) -> list[Cut]:
-    """The checkpoints that are meant; an error if one of the names means nothing."""
+    """Return the checkpoints that are meant; raise an error if one of the names means nothing."""
     everything = (*known.cuts, *known.unreadable)
     found: dict[str, Cut] = {}
     for name in what:
@@ -231,7 +231,7 @@ def _named(place: CheckpointStore, known: Inventory, what: Sequence[str]) -> lis
 
 
 def _same_place(place: CheckpointStore, path: str) -> str:
-    """A path, however it is written."""
+    """Return a path in one form, however it is written."""
     for suffix in (".meta.json", ".state.json", ".pkl"):
         path = path.removesuffix(suffix)
     if place.shared or "://" in path:
@@ -240,7 +240,7 @@ def _same_place(place: CheckpointStore, path: str) -> str:
 
 
 def _needed(place: CheckpointStore, what: PruningPlan) -> set[str]:
-    """Sessions that could go on, and will not be able to."""
+    """Return the sessions that could continue, and will not be able to."""
     guard = Guard(place, Inventory(what.cuts), cache(partial(Keyring.for_store, place)))
     return {session for session in what.emptied if session and not guard.finished(session)}
 

@@ -1,6 +1,6 @@
-"""A journey: which checkpoints are meant to travel, with a bar for who watches, and what became of them.
+"""A journey: which checkpoints are to be copied, with a bar for the user, and what became of them.
 
-What goes wrong with one session is told and does not keep the others from travelling.
+What goes wrong with one session is reported and does not keep the others from being copied.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RUNS = "is still being run there: copy it again when it has stopped"
 
 @dataclass(slots=True)
 class Journey:
-    """What became of all that was named."""
+    """The result of the copy, for all that was named."""
 
     origin: str
     target: str
@@ -43,7 +43,7 @@ class Journey:
         return 1 if self.failed or lacking or any(cut.state == "bad" for cut in self.cuts) else 0
 
     def tell(self, manner: Manner) -> int:
-        """The exit status."""
+        """Print what became of them; return the exit status."""
         if manner.json:
             manner.document(self.document())
             return self.status
@@ -92,7 +92,7 @@ class Journey:
 
 @dataclass(frozen=True, slots=True)
 class Luggage:
-    """What is to travel: sessions with what they have (None: not looked at), and single checkpoints."""
+    """The things to copy: sessions with what they have (None: not looked at), and single checkpoints."""
 
     sessions: dict[str, Inventory | None]
     paths: list[str]
@@ -102,7 +102,7 @@ class Luggage:
     def named(
         cls, origin: Readable, where: str, what: Sequence[str], path_of: Callable[[str], str | None]
     ) -> Luggage:
-        """Sessions by their ids, checkpoints by their paths."""
+        """Choose sessions by their ids, checkpoints by their paths."""
         whole: dict[str, Inventory | None] = {}
         paths: dict[str, None] = {}
         for name in what:
@@ -120,7 +120,7 @@ class Luggage:
 
     @classmethod
     def all(cls, origin: Readable, workflow: str | None = None) -> Luggage:
-        """Everything, or all sessions of a workflow."""
+        """Choose everything, or all sessions of a workflow."""
         known = survey(origin)
         lost = [
             copied for session in known if not known[session].cuts for copied in unreadable(known[session])

@@ -29,7 +29,7 @@ class KeyRow:
 
 
 def listing(store: str) -> tuple[list[KeyRow], int]:
-    """The keys in their order, then those that are not here; how many checkpoints tell no key."""
+    """Return the keys in their order, then those that are not here; and how many checkpoints name no key."""
     place = open_store(store)
     found, uses = usage(place), _uses(place)
     ids = [*uses, *sorted(found.ids - set(uses))]
@@ -59,7 +59,7 @@ def rotated(store: str) -> tuple[str, str]:
 
 
 def resealed(store: str, *, show: bool) -> tuple[str, Resealed]:
-    """The key that seals, and what came of it."""
+    """Seal all again; return the key that seals, and what became of it."""
     place = open_store(store)
     keyring = Keyring.for_store(place)
     with bar("sealing", show=show) as seen:
@@ -67,7 +67,7 @@ def resealed(store: str, *, show: bool) -> tuple[str, Resealed]:
 
 
 def _uses(place: CheckpointStore) -> dict[str, str]:
-    """What each key here is for, the first ones first."""
+    """Return what each key here is for, the first ones first."""
     keyring = Keyring.for_store(place)
     sealing = keyring.ids
     uses = dict.fromkeys(sealing, "verifies")
@@ -79,7 +79,7 @@ def _uses(place: CheckpointStore) -> dict[str, str]:
 
 
 def check_parts(path: str) -> Document:
-    """That the other files are the ones of this meta, byte for byte; the meta."""
+    """Check that the other files are the ones of this meta, byte for byte; return the meta."""
     store = open_store_of(path)
     unsafe = store.unsafe(path)
     if unsafe is not None:

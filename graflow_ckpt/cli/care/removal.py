@@ -40,7 +40,7 @@ _POWERS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
 def parse_best(
     ctx: click.Context, parameter: click.Parameter, given: Sequence[str]
 ) -> tuple[tuple[str, int, str], ...]:
-    """`loss`, `loss:3`, `accuracy:3:max`."""
+    """Parse `loss`, `loss:3`, `accuracy:3:max`."""
     found = []
     for item in given:
         match = _BEST.match(item)
@@ -51,7 +51,7 @@ def parse_best(
 
 
 def parse_bytes(ctx: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
-    """`500MB`, `10 GB`, `1.5G`: powers of 1000, as sizes are shown."""
+    """Parse `500MB`, `10 GB`, `1.5G`: powers of 1000, as sizes are shown."""
     if given is None:
         return None
     match = _BYTES.match(given.strip())
@@ -71,7 +71,7 @@ def retention_of(
     per: Per,
     keep_successful: bool,
 ) -> Retention:
-    """What the options say together."""
+    """Combine the options to one retention."""
     limits: list[Retention] = []
     if older_than is not None:
         limits.append(KeepFor(seconds=older_than))
@@ -98,7 +98,7 @@ _force = click.option(
 
 
 def _deleting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What they have in common."""
+    """Add the options that commands which delete have in common."""
     yes = click.option("--yes", is_flag=True, help="Do not ask.")
     dry_run = click.option("--dry-run", is_flag=True, help="Only say what would go, and how many bytes.")
     return dry_run(yes(found_store(common(function))))

@@ -137,7 +137,7 @@ def export(ctx: click.Context, /, what: tuple[str, ...], file: str, everything: 
     try:
         return _copied(manner_of(ctx), lazy.stores.open_store(store), there, what)
     finally:
-        there.close()  # what is in the log beside the file goes into it, so that it can be carried away
+        there.close()  # what is in the log beside the file goes into it, so that it can be moved
 
 
 @click.command("import", epilog=IMPORT)
@@ -173,7 +173,7 @@ def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes:
 
 
 def _makers(origin: CheckpointStore) -> list[str]:
-    """The programs that say to have written the checkpoints of a file, and with which key."""
+    """Return the programs that say to have written the checkpoints of a file, and with which key."""
     makers: dict[str, None] = {}
     for path, raw in origin.list():
         meta = lazy.model.parse(path, raw, ".meta.json")
@@ -225,7 +225,7 @@ def fork(ctx: click.Context, /, what: str, new: str | None, values: dict[str, An
 
 
 def _free(store: str, wanted: str) -> str:
-    """The name, or with the first number behind it that no session has."""
+    """Return the name, or with the first number behind it that no session has."""
     place, name, number = lazy.stores.open_store(store), wanted, 1
     while any(place.list(name)):
         number += 1

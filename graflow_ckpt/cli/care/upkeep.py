@@ -68,7 +68,7 @@ def vacuum(ctx: click.Context, /, store: str) -> int:
 
 
 def _database(where: str) -> str:
-    """The SQLite store that is meant, also if its URL says that something is wrapped around it."""
+    """Return the SQLite store that is meant, also if its URL says that something is wrapped around it."""
     scheme, _, rest = where.partition("://")
     if scheme.lower().rpartition("+")[2] != "sqlite":
         raise BadAddress(

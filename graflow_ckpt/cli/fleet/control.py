@@ -1,4 +1,4 @@
-"""Steering: sessions of a fleet are paused, cancelled, gone on with, and taken away; failed tasks run again.
+"""Steering: sessions of a fleet are paused, cancelled, resumed, and deleted; failed tasks run again.
 
 What a verb cannot do to a session in its state is an error, except where it is already what the verb
 would make of it.
@@ -20,7 +20,7 @@ from graflow_ckpt.fleet.status import UNKNOWN, Failure, Status, failures, read_a
 
 
 def paused(handle: Handle, reason: str) -> Status:
-    """Nothing more is handed out; what runs is finished."""
+    """Pause: nothing more is claimed; what runs is finished."""
     status = handle.status()
     if status.status == "paused":
         return status
@@ -31,7 +31,7 @@ def paused(handle: Handle, reason: str) -> Status:
 
 
 def cancelled(handle: Handle, reason: str, *, hard: bool) -> Status:
-    """For good."""
+    """Cancel for good."""
     status = handle.status()
     if status.status == "cancelled" and not (hard and status.running):
         return status
@@ -44,7 +44,7 @@ def cancelled(handle: Handle, reason: str, *, hard: bool) -> Status:
 def gone_on(
     handle: Handle, max_steps: int | None, answers: Mapping[str, str] | None = None
 ) -> tuple[Status, Status]:
-    """After a pause, a failure, or max_steps; how it was, and how it is."""
+    """Resume after a pause, a failure, or max_steps; return how it was, and how it is."""
     before = handle.status()
     if before.status == "completed" and not before.ready:
         return before, before
@@ -59,7 +59,7 @@ def gone_on(
 
 
 def purged(client: Client, sessions: Sequence[str], *, yes: bool) -> list[Document]:
-    """All of them, or none if one of them is refused."""
+    """Delete all of them, or none if one of them is refused."""
     found = [_found(client, session) for session in dict.fromkeys(sessions)]
     unfinished = [status for _, status in found if status.status not in FINISHED]
     if unfinished and not yes:
@@ -71,13 +71,13 @@ def purged(client: Client, sessions: Sequence[str], *, yes: bool) -> list[Docume
         )
     for handle, status in found:
         if status.status not in (*FINISHED, UNKNOWN):
-            handle.cancel("purged", hard=True)  # who runs a task of it has lost its token before the keys go
+            handle.cancel("purged", hard=True)  # a worker of it has lost its token before the keys go
         handle.purge()
     return [{"session": status.session, "status": status.status, "purged": True} for _, status in found]
 
 
 def _found(client: Client, session: str) -> tuple[Handle, Status]:
-    """A session that is to be deleted, also one that cannot be read."""
+    """Return a session that is to be deleted, also one that cannot be read."""
     try:
         handle = session_at(client, session)
         return handle, handle.status()
@@ -134,7 +134,7 @@ class FailedRow:
 def failed_at(
     client: Client, session: str | None, task: str | None, limit: int
 ) -> tuple[list[FailedRow], bool]:
-    """So many of them at most, and whether there are more."""
+    """Return so many of them at most, and whether there are more."""
     if session is not None:
         session_at(client, session)
     rows: list[FailedRow] = []
@@ -148,7 +148,7 @@ def failed_at(
 
 
 def _of(client: Client, status: Status, many: bool) -> Iterator[Failure]:
-    """Those of one session; among many, one that cannot be read is a row with the reason."""
+    """Yield those of one session; among many, one that cannot be read is a row with the reason."""
     try:
         if status.status != UNKNOWN:
             yield from failures(client.link, status.session)
@@ -159,7 +159,7 @@ def _of(client: Client, status: Status, many: bool) -> Iterator[Failure]:
 
 
 def requeued(client: Client, handle: Handle, tasks: Sequence[str]) -> Document:
-    """All that was set aside runs again."""
+    """Run again all that was set aside."""
     found = {failure.task: failure for failure in failures(client.link, handle.session)}
     aside = sorted(name for name, failure in found.items() if failure.set_aside)
     for task in tasks:

@@ -24,12 +24,12 @@ from graflow_ckpt.links.complaints import translated
 
 _field = words.field
 RECENT = 60.0  # seconds for which a session that has ended is still shown
-_NEWEST = 50  # sessions that are looked at although nothing goes on in them
+_NEWEST = 50  # sessions that are looked at although nothing runs in them
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What waits in one queue, over all sessions, and who serves it."""
+    """The tasks and tokens of one queue, over all sessions, and the workers that serve it."""
 
     name: str
     ready: int
@@ -130,7 +130,7 @@ _FACTS = ("store", "host", "python", "starts")
 
 
 def describe(handle: Handle, client: Client) -> Document:
-    """As JSON."""
+    """Return a session as JSON."""
     facts = handle.facts()
     status = handle.status()
     waiting = [] if status.over else [name for name, size in status.queues if size]
@@ -144,7 +144,7 @@ def describe(handle: Handle, client: Client) -> Document:
 
 
 def session_lines(found: Document) -> Iterator[str]:
-    """The same for people."""
+    """Yield the same as lines of text."""
     yield f"session {found['session']} of workflow {found['workflow']} at {found['at']}"
     yield _field("status", f"{found['status']}{': ' if found['reason'] else ''}{found['reason']}")
     limit = f" of at most {found['max_steps']}" if found["max_steps"] else ""
@@ -183,7 +183,7 @@ Rows = list[tuple[Any, ...]]  # Any: whatever a table shows
 
 
 def printed(manner: Manner, outlook: Outlook) -> None:
-    """One picture, below what was there."""
+    """Print one picture, below what was there."""
     manner.say(headline(outlook))
     for columns, rows in _tables(outlook):
         if rows:
@@ -192,7 +192,7 @@ def printed(manner: Manner, outlook: Outlook) -> None:
 
 
 def headline(outlook: Outlook) -> str:
-    """The line above the tables."""
+    """Return the line above the tables."""
     running = sum(row.status == "running" for row in outlook.sessions)
     more = f" (and {outlook.hidden} more)" if outlook.hidden else ""
     return (
@@ -242,7 +242,7 @@ def _workers(outlook: Outlook) -> Rows:
 
 
 def live(overview: Overview, every: float) -> None:
-    """Until Ctrl-C. A server that is away is said so, in the last picture that there was."""
+    """Show pictures until Ctrl-C. That a server is away is said in the last picture that there was."""
     from rich.console import Console
     from rich.live import Live
 

@@ -1,4 +1,4 @@
-"""`graflow-ckpt pause`: a session of a fleet hands out no more tasks."""
+"""`graflow-ckpt pause`: a session of a fleet starts no more tasks."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ _SOON, _LATER = 0.02, 0.25  # seconds between two looks
 
 
 def wait(manner: Manner, handle: Handle, timeout: float | None, *, progress: bool) -> int:
-    """Until it has ended, paused, or the time is over; the exit status says how it ended.
+    """Wait until it has ended, paused, or the time is over; the exit status says how it ended.
 
     A server that goes away meanwhile is waited for, as workers do.
     """
@@ -86,7 +86,7 @@ def wait(manner: Manner, handle: Handle, timeout: float | None, *, progress: boo
 
 
 def follow(manner: Manner, handle: Handle, timeout: float | None) -> Iterator[Status]:
-    """How far it is, until it has ended or paused, or the time is over; at least once."""
+    """Yield how far it is, until it has ended or paused, or the time is over; at least once."""
     deadline = None if timeout is None else monotonic() + timeout
     away: float | None = None
     pause = _SOON
@@ -111,7 +111,7 @@ def follow(manner: Manner, handle: Handle, timeout: float | None) -> Iterator[St
 
 
 def closing(status: Status, code: int, timeout: float | None) -> str:
-    """How it ended, and what to do next."""
+    """Return how it ended, and what to do next."""
     steps = f"after {words.counted(status.steps, 'step')}"
     failed = f", {status.failed} failed" if status.failed else ""
     resume = words.fleet_command("resume", status.session)

@@ -86,7 +86,7 @@ def _work(manner: Manner, ctx: click.Context) -> int:
 
 
 def _settings(manner: Manner, ctx: click.Context) -> tuple[PoolSettings, dict[str, str]]:
-    """How the pool is run, and the environment that its tasks will find."""
+    """Return how the pool is run, and the environment that its tasks will find."""
     resolved = with_fleet(ctx)
     fleet = resolved.fleet
     assert resolved.url is not None
@@ -107,14 +107,15 @@ def _settings(manner: Manner, ctx: click.Context) -> tuple[PoolSettings, dict[st
 
 
 def in_child(ask: Callable[[], T]) -> T:
-    """What a forked child answers, or its error. What it has imported for that goes with it: what checks
-    settings takes 9 MB, which every process of the pool would carry, and pay for at each fork."""
+    """Return a forked child's answer, or raise its error. What it imported for that, 9 MB to check settings,
+    ends with it: else every process of the pool would carry that, and pay for it at each fork.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             answer: object = ask()
-        except BaseException as error:  # noqa: BLE001  it is raised by who asks
+        except BaseException as error:  # noqa: BLE001  it is raised by the parent
             answer = error
         with open(writing, "wb") as out:
             pickle.dump(answer, out)

@@ -1,6 +1,6 @@
-"""What `checkpoints diff` and `bisect` do and show, for people and as JSON.
+"""The work and the output of `checkpoints diff` and `bisect`, as text and as JSON.
 
-Values stand in one short line, rows of numbers as small pictures:
+Values are one short line each, rows of numbers as small pictures:
 
     0.91 → 0.95 (+4.4 %)      ▇▆▄▃▂▁▁      list of 3      'some text…'
 """
@@ -41,7 +41,7 @@ _MARKS = {"added": "+", "removed": "-", "changed": "~"}
 
 
 def compared(store: str, before: str, after: str) -> Difference:
-    """Each is the path of a checkpoint, or a session: its newest good one."""
+    """Compare two checkpoints, each by its path, or by a session: its newest good one."""
     return difference(_held(store, before), _held(store, after))
 
 
@@ -51,7 +51,7 @@ def _held(store: str, what: str) -> Holdings:
     return holdings(place, Keyring.reading(shared=place.shared), path)
 
 
-# --- for people --------------------------------------------------------------------------
+# --- as text -----------------------------------------------------------------------------
 
 
 def heads(found: Difference) -> Iterator[str]:
@@ -63,7 +63,7 @@ def heads(found: Difference) -> Iterator[str]:
 
 
 def rows(found: Difference) -> list[Sequence[str]]:
-    """Everything that differs, a line each."""
+    """Return everything that differs, a line each."""
     made: list[Sequence[str]] = []
     for change in found.facts:
         made.append(_row(change, _text(change.before), _text(change.after)))
@@ -106,7 +106,7 @@ def _text(value: Any) -> str:
 
 
 def redacted_changes(changes: Sequence[Change]) -> Iterator[Change]:
-    """Metadata without what looks like a secret."""
+    """Yield changes of metadata without what looks like a secret."""
     for one in changes:
         before, after = (redacted({one.name: side})[one.name] for side in (one.before, one.after))
         yield Change(one.name, one.what, before, after)
@@ -172,7 +172,7 @@ def _shown(change: Change, side: str) -> str | None:
 
 
 def _value(name: str, held: HeldValue) -> Document:
-    """The value itself only where it is a number, or a text as it would be shown."""
+    """Return the value itself only where it is a number, or a text as it would be shown."""
     kept = {"kind": held.kind, "plain": held.plain, "size": held.size, "digest": held.digest}
     return kept | {"shown": shown(name, held)}
 
@@ -183,7 +183,7 @@ _COLUMNS = ("path", "step", "verdict")
 def search(
     where: str, session: str, bad: Condition, *, everything: bool, watched: bool
 ) -> tuple[Bisected, Difference | None]:
-    """The first bad one, and how it differs from the last good one."""
+    """Find the first bad one, and how it differs from the last good one."""
     place = open_store(where)
     keyring = Keyring.for_store(place)
 
@@ -242,7 +242,7 @@ _TEXT = 40
 
 
 def shown(name: str, held: HeldValue) -> str:
-    """What a value is, or what it says if that is short."""
+    """Return what a value is, or what it says if that is short."""
     if is_secret(name):
         return HIDDEN
     value = held.value
@@ -265,13 +265,13 @@ def shown(name: str, held: HeldValue) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """By what it is called, alone or inside of another value."""
+    """Return True if its name, alone or inside of another value, is that of a secret."""
     last = name.rpartition(".")[2]
     return bool(redacted({last: "?"})[last] == HIDDEN)
 
 
 def change_of(before: HeldValue, after: HeldValue) -> str:
-    """By how much a number has changed; of arrays of the same shape the mean of what was added."""
+    """Return by how much a number has changed; of arrays of the same shape the mean of what was added."""
     old, new = _one(before), _one(after)
     if old is None or new is None:
         grown = after.size - before.size
@@ -282,7 +282,7 @@ def change_of(before: HeldValue, after: HeldValue) -> str:
 
 
 def numbers(value: Any) -> list[float] | None:
-    """A row of numbers; None if it is anything else."""
+    """Return a row of numbers; None if it is anything else."""
     if type(value) not in (list, tuple) or not value:
         return None
     fit = all(type(item) in (int, float) and abs(item) < 1e300 for item in value if item == item)
@@ -290,7 +290,7 @@ def numbers(value: Any) -> list[float] | None:
 
 
 def picture(row: Sequence[float] | None) -> str:
-    """Bars between the lowest and the highest; of a long row each stands for the mean of several."""
+    """Draw bars between the lowest and the highest; of a long row each is the mean of several."""
     if not row:
         return ""
     step = max(1.0, len(row) / _WIDTH)

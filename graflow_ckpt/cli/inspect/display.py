@@ -30,8 +30,8 @@ _LISTED = 12  # tasks, before it becomes a number
 
 
 def describe(what: str, store: str | None = None) -> Document:
-    """Metadata and control facts; whether they verify is in `verdict` and `why`. `what`: a path, or a session
-    of the store, if one is given: its newest good checkpoint."""
+    """Describe metadata and control facts; whether they verify is in `verdict` and `why`. `what`: a path, or
+    a session of the store, if one is given: its newest good checkpoint."""
     path = checkpoint_path(what)
     if path is None and store is not None and os.sep not in what and not what.endswith(".pkl"):
         path = by_session(store, what).found.path
@@ -71,7 +71,7 @@ def _size(part: object) -> int | None:
 
 
 def lines(document: Document) -> Iterator[str]:
-    """The same for people."""
+    """Yield the same as lines of text."""
     meta, state = document["meta"], document["state"]
     yield document["path"]
     yield _field("verdict", document["verdict"] + (f": {document['why']}" if document["why"] else ""))
@@ -96,7 +96,7 @@ def lines(document: Document) -> Iterator[str]:
 
 
 def origin(meta: Document) -> Iterator[str]:
-    """Who says to have written it."""
+    """Yield which program says to have written it."""
     yield _field("host", str(meta.get("host") or "?"))
     yield _field("program", str(meta.get("file") or "?"))
     yield _field("command", shlex.join(meta["argv"]) or "?")
@@ -154,7 +154,7 @@ class Listed:
 
 
 def listing(store: str, limit: int | None = None, **wanted: str | None) -> list[Listed]:
-    """Newest first; what cannot be read is in it, so that it is not overlooked.
+    """List the newest first; what cannot be read is in it, so that it is not overlooked.
 
     `wanted`: session, workflow, status; what cannot be read has no workflow, and the status "unreadable".
     """
@@ -179,7 +179,7 @@ def _row_of(metas: Metas, path: str, raw: bytes) -> Listed:
 
 
 def size_of(meta: Document) -> int | None:
-    """All parts together, as a meta says."""
+    """Return the size of all parts together, as a meta says."""
     try:
         return sum(int(part["size"]) for part in meta["parts"].values())
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -188,7 +188,7 @@ def size_of(meta: Document) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointVerdict:
-    """Of one checkpoint."""
+    """The verdict of one checkpoint."""
 
     path: str
     what: str  # good or bad
@@ -203,7 +203,7 @@ class CheckpointVerdict:
 
 
 def paths_of(store: str, what: Sequence[str]) -> list[str]:
-    """The checkpoints that are meant; nothing: all of the store."""
+    """Return the checkpoints that are meant; nothing: all of the store."""
     if not what:
         return sorted(path for path, _ in open_store(store).list())
     paths: list[str] = []
@@ -221,14 +221,14 @@ def _of_session(store: str, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def any_of(paths: Sequence[str], count: int | None) -> Sequence[str]:
-    """So many of them by chance, in their order; None: all."""
+    """Return so many of them by chance, in their order; None: all."""
     if count is None or count >= len(paths):
         return paths
     return sorted(SystemRandom().sample(paths, count), key=paths.index)
 
 
 def verdicts(paths: Sequence[str], *, show: bool) -> Iterator[CheckpointVerdict]:
-    """Each is read once, from end to end."""
+    """Yield the verdicts; each checkpoint is read once, from end to end."""
     opened = cache(open_store)
     for path in along(paths, "verifying", show=show and len(paths) > 1):
         try:
@@ -246,7 +246,7 @@ CENSUS = ("workflow", "sessions", "checkpoints", "size", "oldest", "newest", "la
 
 
 def census_of(store: str, workflow: str | None) -> Census:
-    """Of what is in the store now."""
+    """Return the census of what is in the store now."""
     found = inventory(open_store(store))
     if workflow is not None:
         found = Inventory(tuple(cut for cut in found.cuts if cut.workflow == workflow))
@@ -267,7 +267,7 @@ def census_document(found: Census) -> Document:
 
 
 def census_rows(found: Census) -> list[tuple[str, ...]]:
-    """One for each workflow; the last one for all, if there are several."""
+    """Return one row for each workflow; the last one for all, if there are several."""
     made = [_row(name or "-", count) for name, count in found.workflows.items()]
     return made if len(made) < 2 else [*made, _row("all", found.total)]
 

@@ -101,7 +101,7 @@ def _store(store: str) -> Iterator[ExaminedRow]:
 
 
 def _database(place: CheckpointStore) -> Iterator[ExaminedRow]:
-    """A file that has grown."""
+    """Check if a database file has grown."""
     url = unwrapped(place.url)
     if not is_sqlite(url) or not os.path.isfile(file_of(url)):
         return
@@ -143,7 +143,7 @@ def _kind(folder: str) -> ExaminedRow:
 
 
 def _server(place: CheckpointStore) -> Iterator[ExaminedRow]:
-    """A store on a server: how it is set up, as far as it says."""
+    """Check how a store on a server is set up, as far as it says."""
     try:
         place.probe()
         found = list(_redis(unwrapped(place.url)))
@@ -157,7 +157,7 @@ def _server(place: CheckpointStore) -> Iterator[ExaminedRow]:
 
 
 def _redis(url: str) -> Iterator[ExaminedRow]:
-    """How a server is set up, if it is one that says so."""
+    """Check how a server is set up, if it is one that says so."""
     if not is_redis(url):
         return
 
@@ -165,7 +165,7 @@ def _redis(url: str) -> Iterator[ExaminedRow]:
 
 
 def _waiting(place: CheckpointStore) -> Iterator[ExaminedRow]:
-    """Saves that wait in the folder of a fallback until their store is back, and what was set aside."""
+    """Check for saves in a fallback's folder that wait for their store, and for what was set aside."""
     for fallback in fallbacks(place):
         where, waits, refused = fallback.waits.where, fallback.waits.waiting(), fallback.waits.refused
         if not waits:
@@ -183,7 +183,7 @@ def _waiting(place: CheckpointStore) -> Iterator[ExaminedRow]:
 
 
 def fallbacks(store: CheckpointStore) -> list[Fallback]:
-    """Those among the wrappers around a store."""
+    """Return those among the wrappers around a store."""
     return [layer for layer in layers(store) if isinstance(layer, Fallback)]
 
 
@@ -195,7 +195,7 @@ def _keys(what: str, keyring: Callable[[], Keyring], where: str = "") -> Examine
 
 
 def existing(folder: str) -> str:
-    """The folder, or the nearest one above it that is there."""
+    """Return the folder, or the nearest one above it that is there."""
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     return folder
@@ -218,7 +218,7 @@ def _key(store: str) -> Iterator[ExaminedRow]:
 
 
 def encryption(place: CheckpointStore) -> Iterator[ExaminedRow]:
-    """Nothing, if the store is not encrypted. Reads all metadata, no value."""
+    """Check an encrypted store, and yield nothing for another. Reads all metadata, no value."""
     if AEAD not in place.encoding:
         return
     if not place.shared and uses_local_key() and not os.path.exists(local_key_path()):
@@ -250,7 +250,7 @@ _VERDICTS = {"ok": "ok", "warning": "warning", "error": "bad"}
 
 
 def examine_fleet(resolved: Resolved) -> Iterator[ExaminedRow]:
-    """All of it, as far as it can be reached."""
+    """Check all of it, as far as it can be reached."""
     yield ExaminedRow("settings", "ok", resolved.file or "of the environment, no file")
     for name in unknown():
         yield ExaminedRow("settings", "warning", f"{name} is set, and nothing reads it")
@@ -288,7 +288,7 @@ def _server_at(what: str, link: RedisLink) -> Iterator[ExaminedRow]:
 
 
 def _rights(client: Client) -> Iterator[ExaminedRow]:
-    """Sessions and queues are tried, with the rights of this user."""
+    """Try sessions and queues, with the rights of this user."""
     try:
         lazy.health.try_session(client.link)
         lazy.health.try_queue(client.carrier)

@@ -106,7 +106,7 @@ def _of_store(
     manner: Manner, store: str, workflow: str | None, unfinished: bool, limit: int | None,
     known: frozenset[str], *, quiet: bool,
 ) -> list[Document]:  # fmt: skip
-    """Those that are not listed already: a server may have both a session and checkpoints of it."""
+    """Return those that are not listed already: a server may have a session and checkpoints of it."""
     rows = [
         row
         for row in lazy.overview.overview(store)

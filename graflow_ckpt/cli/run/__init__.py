@@ -1,1 +1,1 @@
-"""Commands that run a program, or tell what would run."""
+"""Commands that run a program, or say what would run."""

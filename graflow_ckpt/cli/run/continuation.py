@@ -1,4 +1,4 @@
-"""Going on: from a place in a session's history, with its program or with the code that it carries."""
+"""Resuming: from a place in a session's history, with its program or with the code that it carries."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class GoneOn(SessionError):
-    """The session has gone on since the checkpoint that was named."""
+    """The session has continued since the checkpoint that was named."""
 
 
 def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: str | None) -> int:
@@ -105,7 +105,7 @@ def _with_its_code(manner: Manner, place: Place, wishes: Wishes, why: str) -> in
 
 
 def _context(place: Place, wishes: Wishes) -> ExecutionContext:
-    """Code from the cut; state from it, or with the journal, from the newest one."""
+    """Return code from the cut; state from it, or with the journal, from the newest one."""
     program.looked_for(place.found.meta.get("file"))
     context, metadata = CheckpointManager.resume_from_checkpoint(place.found.path)
     settings = context.settings
@@ -158,7 +158,7 @@ def _rewind(manner: Manner, place: Place, wishes: Wishes) -> None:
 
 
 def forked(place: Place, new: str, values: Mapping[str, Any] | None = None) -> Place:
-    """A new session whose first cut is this place, with other values; the old one is not touched."""
+    """Return a new session whose first cut is this place, with other values; the old one is not touched."""
     stands = _standing(place)
     _set(stands, values or {})
     adopt(stands, new, place.kept_in)
@@ -180,7 +180,7 @@ def _set(stands: Standing, values: Mapping[str, Any]) -> None:
 
 
 def _standing(place: Place) -> Standing:
-    """What stands at the place; of a session, with its journal."""
+    """Return what is at the place; of a session, with its journal."""
     program.looked_for(place.found.meta.get("file"))
     stands = standing_at(place.found.path)
     if place.named:
@@ -198,7 +198,7 @@ _SUFFIXES = (".pkl", ".meta.json", ".state.json")
 
 
 def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -> Handle | None:
-    """Return the session that is to go on, if it lives on a fleet.
+    """Return the session that is to continue, if it is on a fleet.
 
     --url, or --store on the command line     there
     a path, or nothing at all                 in the store
@@ -209,7 +209,7 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
     """
     typed = ctx.get_parameter_source("store") is ParameterSource.COMMANDLINE
     if what is not None and (os.sep in what or what.endswith(_SUFFIXES)):
-        return None  # of whose session it is, its file says
+        return None  # which session it is of, its file says
     if named(ctx):
         return _named(ctx, what, typed)
     if what is None or typed or not configured(ctx):
@@ -252,7 +252,7 @@ def _named(ctx: click.Context, what: str | None, typed: bool) -> Handle:
 
 
 def _in_store(store: str, what: str) -> list[str]:
-    """What it may mean there; a fleet's session that is only checkpointed there is left out."""
+    """Return what it may mean there, without a fleet's session that is only checkpointed there."""
     rows = [row for row in overview(store) if what in (row.session, row.workflow)]
     return [
         f"session {row.session} of workflow {row.workflow} in {store}"
@@ -264,10 +264,10 @@ def _in_store(store: str, what: str) -> list[str]:
 def on_fleet_from(
     ctx: click.Context, manner: Manner, place: Place, *, rewind: bool, fork: str | None
 ) -> Handle:
-    """Return the session of a fleet that goes on where a checkpoint is involved.
+    """Return the session of a fleet that continues where a checkpoint is involved.
 
-    of a fleet's session    its live session goes on; --rewind, --fork: from the checkpoint, if portable
-    of a session in memory  with --url and --fork: a fleet goes on from there, under another id
+    of a fleet's session    its live session continues; --rewind, --fork: from the checkpoint, if portable
+    of a session in memory  with --url and --fork: a fleet continues from there, under another id
 
     The fleet is the one of the checkpoint's session, unless --url names another.
     """

@@ -63,7 +63,7 @@ class DryRun:
 
     @property
     def refused(self) -> bool:
-        """Whether a resume would be refused; of a finished session nothing is run, so nothing is."""
+        """True if a resume would be refused; of a finished session nothing is run, so nothing is."""
         return self.plan.refused and self.state.status != "completed"
 
     def refusal(self) -> str:
@@ -104,7 +104,7 @@ def planned(place: Place, origin: ProgramOrigin, changed: Changed | None) -> Dry
 
 
 def graph_of(origin: ProgramOrigin, workflow: str) -> TaskGraph:
-    """The graph of a program, which is run until it would execute the workflow."""
+    """Return the graph of a program, which is run until it would execute the workflow."""
     with overrides.for_one_program():
         overrides.only, overrides.target = workflow, workflow
         reached, status = _reached(origin.target, origin.arguments, origin.called)
@@ -122,7 +122,7 @@ def graph_of(origin: ProgramOrigin, workflow: str) -> TaskGraph:
 def _reached(
     target: str, arguments: Sequence[str], called: str | None = None
 ) -> tuple[Planned | None, int | None]:
-    """Where a program would have run a workflow, with what it prints led to stderr; else how it ended."""
+    """Return where a program would have run a workflow, its prints led to stderr; else how it ended."""
     overrides.planning = True
     try:
         with redirect_stdout(sys.stderr), program.Sandbox() as sandbox:
@@ -139,7 +139,7 @@ def _reached(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the command line says of the session."""
+    """The session as the command line describes it."""
 
     session: str | None = None
     existing: str = "refuse"
@@ -186,7 +186,7 @@ def submit(
 
 
 def _submitted(target: str, arguments: Sequence[str]) -> Planned:
-    """Where the program would have run a workflow; of one that only writes it down, the only one."""
+    """Return where the program would have run a workflow; of one that only writes it down, the only one."""
     reached, status = _reached(target, arguments)
     if reached is not None:
         return reached

@@ -31,12 +31,12 @@ UNSAVED = 74
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the command line says about a run; None: what the program says counts."""
+    """The wishes of the command line for a run; None: what the program says counts."""
 
     session: str | None = None
     workflow: str | None = None  # the one that the session belongs to
     store: str | None = None
-    here: bool = False  # begin anew what the program has begun in another place
+    here: bool = False  # begin again what the program has begun in another place
     resume: str | None = None
     durability: str | None = None
     policy: Policy | None = None
@@ -52,7 +52,7 @@ class Wishes:
     progress: bool = True
 
     def settings(self) -> dict[str, Any]:
-        """The fields of Settings that are wished for."""
+        """Return the fields of Settings that are wished for."""
         wished = {
             "resume": self.resume, "durability": self.durability, "changed": self.changed,
             "in_doubt": self.in_doubt or None, "take_over": self.take_over or None,
@@ -63,12 +63,12 @@ class Wishes:
         return {**settings, "options": tuple(self.options().items())}
 
     def options(self) -> dict[str, str]:
-        """What a resume does not find in the program, and has to know."""
+        """Return what a resume does not find in the program, and has to know."""
         options = {"durability": self.durability} if self.durability is not None else {}
         return options if self.policy is None else {**options, "every": words.policy_text(self.policy)}
 
     def remembering(self, options: dict[str, str]) -> Wishes:
-        """With what was said when the session was started, where nothing else is said now."""
+        """Return wishes with what was said when the session was started, where nothing else is said now."""
         durability = self.durability or options.get("durability")
         policy = self.policy or words.policy_of(options.get("every", ""))
         return replace(self, durability=durability, policy=policy)
@@ -82,7 +82,7 @@ def launch(
 
 
 def conducted(manner: Manner, wishes: Wishes, body: Callable[[], object], *, what: str) -> int:
-    """Run a body that executes a workflow, show what happens, and tell its end."""
+    """Run a body that executes a workflow, show what happens, and report its end."""
     if wishes.log_level:
         _show_log(wishes.log_level)
     if manner.json:
@@ -142,7 +142,7 @@ def _fill(manner: Manner, wishes: Wishes, reporter: Reporter) -> None:
 
 
 def _set_documents_apart(manner: Manner) -> None:
-    """With --json stdout has documents only: what the program prints goes to stderr from here on."""
+    """Lead what the program prints to stderr from here on: with --json stdout has documents only."""
     sys.stdout.flush()
     manner.documents = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115  # to the end of the process
     os.dup2(2, 1)  # of the process, so that children and C code are led there, too

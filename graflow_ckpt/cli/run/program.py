@@ -90,9 +90,9 @@ def _run_module(target: str, arguments: Sequence[str]) -> None:
 
 
 def _choose(module: ModuleType, chosen: str) -> Workflow:
-    """By variable or by name; without either the only one."""
+    """Choose by variable or by name; without either the only one."""
     met: list[Workflow] = overrides.met
-    if not met:  # the checkpoint that is gone on from has had it imported before
+    if not met:  # the checkpoint that it continues from has had it imported before
         met = [found for found in vars(module).values() if isinstance(found, Workflow)]
     known = ", ".join(sorted({workflow.name for workflow in met})) or "none"
     if chosen:
@@ -108,7 +108,7 @@ def _choose(module: ModuleType, chosen: str) -> Workflow:
 
 
 def new_main() -> ModuleType:
-    """An empty program, in the place of the command line's own."""
+    """Put an empty program in the place of the command line's own."""
     main = ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __cached__=None)
     sys.modules["__main__"] = main
@@ -121,7 +121,7 @@ def _first_on_path(folder: str) -> None:
 
 
 def looked_for(file: str | None) -> None:
-    """Modules that a checkpoint names are looked for where its program found them: beside its file, or in the
+    """Let modules that a checkpoint names be found where its program found them: beside its file, or in the
     working folder, which the script of an installation, other than `python -m`, does not have on its path."""
     folder = os.path.dirname(os.path.realpath(file)) if file else os.getcwd()
     if not sys.flags.safe_path and folder not in sys.path:
@@ -150,7 +150,7 @@ class Sandbox:
                 self.status = _status(error.code)
             case KeyboardInterrupt():
                 self.status = 130
-            case GraphError() | NotStorable():  # mended in the program, so it is said where
+            case GraphError() | NotStorable():  # fixed in the program, so it is said where
                 error.add_note(_users_line(trace))
                 return False
             case GraflowError():
@@ -164,7 +164,7 @@ class Sandbox:
 
 
 def _status(code: object) -> int:
-    """What Python makes of `sys.exit(code)`."""
+    """Return what Python makes of `sys.exit(code)`."""
     if code is None or isinstance(code, int):
         return code or 0
     sys.stderr.write(f"{code}\n")
@@ -172,7 +172,7 @@ def _status(code: object) -> int:
 
 
 def own_frames(error: BaseException) -> list[str]:
-    """The traceback without the frames of this package."""
+    """Return the traceback without the frames of this package."""
     shown = traceback.TracebackException.from_exception(error)
     todo, seen = [shown], set()
     while todo:
@@ -185,13 +185,13 @@ def own_frames(error: BaseException) -> list[str]:
 
 
 def _users_line(trace: TracebackType | None) -> str:
-    """Where in the program an error of ours came up."""
+    """Return where in the program an error of ours was raised."""
     frames = [f for f in _of_the_user(traceback.extract_tb(trace)) if not _of_the_library(f.filename)]
     return f"at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
 
 
 def _of_the_user(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Without our frames, and without those of the standard library that ours have called."""
+    """Return frames without ours, and without those of the standard library that ours have called."""
     kept: list[traceback.FrameSummary] = []
     ours = False
     for frame in frames:

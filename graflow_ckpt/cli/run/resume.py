@@ -1,4 +1,4 @@
-"""`graflow-ckpt resume`: go on with a session, or from one checkpoint."""
+"""`graflow-ckpt resume`: continue a session, or from one checkpoint."""
 
 from __future__ import annotations
 

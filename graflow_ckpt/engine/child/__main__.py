@@ -51,7 +51,7 @@ class Parent:
         return found.get(name)
 
     def take(self, found: dict[str, Found]) -> None:
-        """Values that share: each is read once, however it is asked for."""
+        """Keep values that share: each is read once, however it is asked for."""
         if len(found) > 1:
             for name in found:
                 self._together.setdefault(name, found)
@@ -60,7 +60,7 @@ class Parent:
         return self._together.get(name, {})
 
     def prefetch(self, names: Sequence[str]) -> None:
-        """The parent has filled the arguments."""
+        """Do nothing: the parent has filled the arguments."""
 
     def gave_nothing(self, task: str) -> bool:
         return False
@@ -69,7 +69,7 @@ class Parent:
         return list(self._ask("names"))
 
     def lend(self, name: str) -> None:
-        """What crosses is a copy: nothing is on loan."""
+        """Do nothing: values are sent as copies, so nothing is on loan."""
 
     def give_back(self, names: Sequence[str]) -> None:
         """See lend."""
@@ -94,7 +94,7 @@ class Parent:
         self._ask("progress", task, done, total)
 
     def reserve(self, task: str, metadata: dict[str, Any], storage: str | None = None) -> PendingCheckpoint:
-        """The parent keeps a handle of its own, which is the one that will be done."""
+        """Reserve a path; the parent keeps a handle of its own, and that one becomes done."""
         path, prepared = self._ask("reserve", task, metadata, storage)
         return PendingCheckpoint(path, prepared)
 
@@ -153,7 +153,7 @@ def _run(func: Any, arguments: dict[str, Any], attempt: Attempt, host: Parent) -
 
 
 def _crossing(error: Exception) -> Exception:
-    """The exception, if it can be made again on the other side; many cannot."""
+    """Return the exception, or a RuntimeError of its text if it cannot be made again on the other side."""
     try:
         load_live(live_bytes(error))
     except Exception as reason:  # noqa: BLE001  its own code
@@ -165,13 +165,13 @@ def _crossing(error: Exception) -> Exception:
 
 
 def _effects(attempt: Attempt, result: Cell) -> Effects:
-    """A request's handle stays here."""
+    """Return the effects without a request's handle, which stays here."""
     effects = attempt.effects(result)
     return effects._replace(request=effects.request and Request(effects.request.metadata, None))
 
 
 def _die_with(parent: int) -> None:
-    """Linux ends this process when the one that started it ends."""
+    """Let Linux end this process when the process that started it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

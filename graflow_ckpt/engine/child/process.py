@@ -48,7 +48,7 @@ class Pipe:
         self._write.flush()
 
     def receive(self) -> Any:
-        """EOFError when the other side is gone."""
+        """Return the next message; raise EOFError when the other side is gone."""
         head = self._read.read(_SIZE.size)
         if len(head) < _SIZE.size:
             raise EOFError
@@ -60,7 +60,7 @@ class Pipe:
 
     def close(self) -> None:
         for file in (self._read, self._write):
-            with suppress(OSError):  # the other side is gone, and with it whoever wanted the rest
+            with suppress(OSError):  # the other side is gone, and with it the reader of the rest
                 file.close()
 
 
@@ -111,7 +111,7 @@ class Child:
         """End the process and whatever it has started, also if it has ended by itself."""
         with self._lock:
             if self._process is not None and not self._killed:
-                with suppress(ProcessLookupError, PermissionError):  # nobody of its group is left
+                with suppress(ProcessLookupError, PermissionError):  # no process of its group is left
                     os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
             self._killed = True
@@ -152,7 +152,7 @@ class Child:
         return getattr(self._host, kind)(*rest)
 
     def _read(self, name: str) -> dict[str, Found]:
-        """A value, and those that share with it: one message, so that they do on the other side."""
+        """Return a value, and those that share with it: one message, so that they share on the other side."""
         found = self._values.read(name)
         if found is None:
             return {}

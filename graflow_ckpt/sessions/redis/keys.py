@@ -33,12 +33,12 @@ _TYPES = {
 
 
 def keys_of(session: str) -> str:
-    """What all keys of a session begin with."""
+    """Return the prefix of all keys of a session."""
     return f"graflow:{{{session}}}:"
 
 
 def head_of(client: Any, address: str, session: str) -> bytes | None:
-    """The counters of a session; None if there is none, SchemaUnsupported if its format is not known here."""
+    """Return the counters of a session; None if there is none, SchemaUnsupported if its format is unknown."""
     key = f"{keys_of(session)}c"
     with translated(address):
         line, number = client.hmget(key, "c", "format")
@@ -56,7 +56,7 @@ def notes_what_is_made(number: bytes | None) -> bool:
 
 
 def wrong_keys(link: RedisLink, session: str) -> KeyTaken:
-    """Names the keys of a session under which something else is kept."""
+    """Return the error that names the keys of a session under which something else is kept."""
     prefix = keys_of(session)
     wanted = {f"{prefix}{name}": kind for kind, names in _TYPES.items() for name in names.split()}
     with translated(link.address):
@@ -71,12 +71,12 @@ def wrong_keys(link: RedisLink, session: str) -> KeyTaken:
 
 
 def source(name: str, package: str = "graflow_ckpt.sessions.redis") -> str:
-    """The text of a script, with the parts that it names (--PART--) put in."""
+    """Return the text of a script, with the parts that it names (--PART--) put in."""
     return whole((files(package) / "scripts" / f"{name}.lua").read_text(encoding="utf-8"))
 
 
 def whole(text: str) -> str:
-    """The same of a text."""
+    """Return a text with the parts that it names put in."""
     text = re.sub(r"^--([A-Z]+)--$", lambda part: source(part[1].lower()), text, flags=re.MULTILINE)
     return text.replace("@FORMAT@", str(FORMAT)).replace("@OLDEST@", str(OLDEST))
 

@@ -32,7 +32,7 @@ def check_names(graph: TaskGraph) -> None:
 
 
 def check_specs(graph: TaskGraph, state: SessionState) -> None:
-    """The same of what was scheduled elsewhere."""
+    """Check the names of a graph, and of what was scheduled elsewhere."""
     check_names(graph)
     for spec in state.specs.values():
         check_spec(spec.task_id, spec.priority, spec.queue)

@@ -19,7 +19,7 @@ SMALL = 4096
 
 
 class Cells(Protocol):
-    """How cells become bytes that only holders of the key can make, and come back."""
+    """The conversion of cells to bytes that only holders of the key can make, and back."""
 
     def pack(self, name: str, cell: Cell, place: str = "") -> bytes: ...
 
@@ -34,7 +34,7 @@ _ONE: Op = ("claim", 1)
 
 
 def turn(ops: Sequence[Op], cells: Cells, queue: str) -> list[Arg] | None:
-    """The everyday transition as turn.lua reads it, or None: one body succeeded, at most one spec is new."""
+    """Return the usual transition for turn.lua, or None: one body succeeded, at most one spec is new."""
     if ops[-1] != _ONE or not 1 < len(ops) < 4:
         return None
     end = ops[0]
@@ -60,7 +60,7 @@ _ID = 16
 
 
 def arguments(ops: Sequence[Op], cells: Cells, queue: str, task_of: Callable[[int], str] = str) -> list[Arg]:
-    """The checks of a transition, then its ops, as step.lua reads them. `task_of`: of a claimed spec."""
+    """Return a transition's checks, then its ops, as step.lua reads them. `task_of`: of a claimed spec."""
     ends: list[Arg] = []
     bases: list[Arg] = []
     args, cells = _bundles(ops, cells, task_of)
@@ -84,14 +84,14 @@ def arguments(ops: Sequence[Op], cells: Cells, queue: str, task_of: Callable[[in
 
 
 def in_full(args: Sequence[Arg]) -> list[Arg]:
-    """What `turn` has made, as step.lua reads it."""
+    """Return what `turn` has made, as step.lua reads it."""
     key, number, queue, cell, *new = args
     spec = ("N", new[0], "", *new[1:], "direct") if new else ()
     return [1, key, number, 0, "E", key, cell, *spec, "C", 1, queue]
 
 
 def strictly(args: Sequence[Arg], seen: Sequence[tuple[str, Version]]) -> list[Arg]:
-    """What `arguments` has made, refused unless these values are what they were."""
+    """Return what `arguments` has made, refused unless these values are what they were."""
     at = 1 + 2 * int(args[0])
     raw = [(name, version if isinstance(version, bytes) else b"%d" % version) for name, version in seen]
     bases = [item for name, version in raw for item in (name, b"=" + version)]
@@ -112,7 +112,7 @@ class _References:
 
 
 def _bundles(ops: Sequence[Op], cells: Cells, task_of: Callable[[int], str]) -> tuple[list[Arg], Cells]:
-    """The ops that write the bundles of a transition, and how its cells are packed beside them."""
+    """Return the ops that write the bundles of a transition, and how its cells are packed beside them."""
     found: dict[int, dict[str, Any]] = {}
     for op in ops:
         name, cell = "", None
@@ -130,17 +130,17 @@ def _bundles(ops: Sequence[Op], cells: Cells, task_of: Callable[[int], str]) -> 
 
 
 def new_id() -> str:
-    """The id of a bundle, of this writing and of no other: equal ids are of one moment."""
+    """Return the id of a bundle, of this writing and of no other: equal ids are of one moment."""
     return secrets.token_hex(_ID)
 
 
 def reference(number: str) -> bytes:
-    """The cell of a value that is in a bundle."""
+    """Return the cell of a value that is in a bundle."""
     return REF + number.encode()
 
 
 def bundle(number: str, roots: Mapping[str, Any], cells: Cells) -> list[Arg]:
-    """The op that writes one."""
+    """Return the op that writes one."""
     names = [check_value(name) for name in roots]
     return ["B", number, pack_bundle(number, roots, cells), len(names), *names]
 
@@ -150,7 +150,7 @@ def pack_bundle(number: str, roots: Mapping[str, Any], cells: Cells) -> bytes:
 
 
 def unpack_bundle(number: str, data: bytes, cells: Cells) -> dict[str, Any]:
-    """The roots by their names."""
+    """Return the roots by their names."""
     cell = cells.unpack(f"bundle {number}", data, f"*{number}")
     if not isinstance(cell, Live):
         raise ValueError(f"bundle {number} is no pickle")
@@ -159,7 +159,7 @@ def unpack_bundle(number: str, data: bytes, cells: Cells) -> dict[str, Any]:
 
 
 def referred(cell: bytes) -> str:
-    """The id of the bundle that a cell refers to, or nothing."""
+    """Return the id of the bundle that a cell refers to, or ""."""
     return cell[len(REF) :].decode() if cell[: len(REF)] == REF else ""
 
 
@@ -170,7 +170,7 @@ def _other_end(op: Op) -> tuple[Arg, ...]:
 
 
 def _text(words: str) -> bytes:
-    """For people: what cannot be sent is shown."""
+    """Encode a text for readers: what cannot be sent is shown."""
     return words.encode(errors="backslashreplace")
 
 
@@ -218,13 +218,13 @@ _MAKE: dict[str, Callable[[Op, Cells], Sequence[Arg]]] = {
 
 
 def claim_of(record: bytes, cells: Cells) -> Claim:
-    """A claim as the script hands it out: number, token, spec."""
+    """Return a claim as the script sends it: number, token, spec."""
     number, _, spec = record.split(b"\x1f", 2)
     return Claim(spec_of(spec, cells), int(number))
 
 
 def spec_of(spec: bytes, cells: Cells) -> TaskSpec:
-    """A spec as it stands in the queue."""
+    """Return a spec from its bytes in the queue."""
     key, task, rest = spec.split(b"\x1f", 2)
     known = _seen.get(rest)
     if known is None:

@@ -8,7 +8,7 @@ A server that comes back may have another history: a replica that lagged, an old
 transition names the one before it, and follows only that: a sender whose last one was lost is refused.
 What an attempt has read before the connection broke has to be there as it was.
 
-    nonce     TRY_NUMBER_SENDER, different for each request that is sent: it stands in what the request writes
+    nonce     TRY_NUMBER_SENDER, different for each request that is sent: it is in what the request writes
     version   SEQUENCE_NONCE of the transition that wrote a value: equal only where it is the same write
 
 Values are bytes there: what a body gets is its own copy, and there are no loans. Not here: leases
@@ -83,12 +83,12 @@ def new_nonce() -> str:
 
 
 def _name() -> str:
-    """Of a sender; as long as every other, so that no nonce begins with another one."""
+    """Return the name of a sender; as long as every other, so that no nonce begins with another one."""
     return secrets.token_hex(5)
 
 
 def _applied(tail: bytes) -> str:
-    """The nonce of the try that was carried out, of a request that was sent more than once."""
+    """Return the nonce of the try that was carried out, of a request that was sent more than once."""
     return tail.partition(_NONCE)[2].partition(b"\x1f")[0].decode()
 
 
@@ -119,7 +119,7 @@ class RedisSession:
         patience: float = PATIENCE,
         post: Post | None = None,
     ) -> None:
-        """`patience`: with 0 a commit is tried twice, and a frozen session is not waited for."""
+        """Make a sender; `patience`: with 0 a commit is tried twice, a frozen session is not waited for."""
         self.id = session
         self.sender = began.rpartition("_")[2] or _name()
         self.token = token or f"!{self.sender}"  # of this sender alone: replies are kept by it
@@ -158,7 +158,7 @@ class RedisSession:
         self._said = b"running"  # the status, as it came
 
     def when_made(self, join: Callable[[MadeSoFar, Sequence[str]], None]) -> None:
-        """Have this called when a commit tells of tasks that were made since the one before."""
+        """Have this called when a commit reports tasks that were made since the one before."""
         self._join = join
 
     def claims_for(self, seconds: float, help_after: float) -> None:
@@ -176,7 +176,7 @@ class RedisSession:
     # --- commits -----------------------------------------------------------------------
 
     def commit(self, ops: Sequence[Op], mode: str = "") -> list[Claim]:
-        """Carry out one transition; the claims that it hands out."""
+        """Carry out one transition; return the claims that it makes."""
         if self.broken is not None:
             raise self.broken
         asks = bool(ops) and ops[-1][0] == "claim" and ops[-1][1] > 0
@@ -217,7 +217,7 @@ class RedisSession:
         return self._take(reply, ops)
 
     def _once_more(self, words: Sequence[Arg], ops: Sequence[Op]) -> list[Arg]:
-        """The same request on another connection: what was sent before may have been carried out.
+        """Return the same request for another connection: what was sent before may have been carried out.
 
         One that follows nothing could be carried out twice, once its answer is forgotten: so it says until
         when it may be carried out.
@@ -234,7 +234,7 @@ class RedisSession:
         return again
 
     def _strictly(self, words: list[Arg], ops: Sequence[Op]) -> list[Arg]:
-        """Refused unless what its attempts read on an earlier connection is there as it was."""
+        """Return words that are refused unless what its attempts read on another connection is the same."""
         ended = (self._readers.get(op[1]) for op in ops if op[0] == "end")
         seen = [one for reader in ended if reader is not None for one in reader.seen_before(self.connections)]
         if not seen:
@@ -256,7 +256,7 @@ class RedisSession:
         self.token, self._follows, self._number = f"!{self.sender}", "", 0
 
     def _ends_all(self, ops: Sequence[Op]) -> bool:
-        """Whether nothing is held after these."""
+        """Return True if nothing is held after these."""
         held = len(self.held)
         return held == (ops[0][0] == "end") or held <= sum(op[0] in _GIVES_UP for op in ops)
 
@@ -286,7 +286,7 @@ class RedisSession:
         return claims
 
     def _readable(self, records: Sequence[bytes]) -> list[Claim]:
-        """Claims whose data can be opened here. The others are set aside: they would come again for ever."""
+        """Return the claims whose data can be opened here; the others are set aside, else they repeat."""
         claims = []
         for record in records:
             try:
@@ -358,7 +358,7 @@ class RedisSession:
         )
 
     def _send(self, script: Script, args: Sequence[Arg], ops: Sequence[Op] | None = None) -> Any:
-        """One call; sent again if the server went away before its reply came. `ops`: of a transition."""
+        """Send a call, again if the server went away before its reply came. `ops`: of a transition."""
         deadline, pause, lost = None, 0.02, False
         while True:
             try:
@@ -402,7 +402,7 @@ class RedisSession:
     # --- facts -------------------------------------------------------------------------
 
     def clock(self) -> float:
-        """The server's time, by which specs are due: the clocks of machines differ."""
+        """Return the server's time, by which specs are due: the clocks of machines differ."""
         if self._ahead is None:
             self._ahead = self.patiently(self._difference)
         return time() + self._ahead
@@ -418,7 +418,7 @@ class RedisSession:
 
     @property
     def commits(self) -> int:
-        """How many there were, by this sender."""
+        """The number of commits by this sender."""
         return self._number
 
     @property
@@ -427,14 +427,14 @@ class RedisSession:
 
     @property
     def over(self) -> bool:
-        """Whether this run will get nothing more from it."""
+        """True if this run will get nothing more from it."""
         return self.retired or self.status != "running" or self._late()
 
     def _late(self) -> bool:
         return self.until is not None and monotonic() > self.until
 
     def due(self) -> float | None:
-        """A slice leaves when there is nothing to do; a run that stays asks again now and then."""
+        """Return when to ask again; None for a slice, which leaves when there is nothing to do."""
         return None if self._retires else self.clock() + POLL
 
     @property
@@ -443,15 +443,15 @@ class RedisSession:
         return read_state(self._link, self.id, self._cells, values=False)
 
     def known(self) -> SessionState:
-        """The same; a server that is away is waited for."""
+        """Return the state; a server that is away is waited for."""
         return self.patiently(lambda: self.state)
 
     def patiently(self, ask: Callable[[], T]) -> T:
-        """The answer to something that changes nothing; a server that is away is waited for."""
+        """Return the answer to something that changes nothing; a server that is away is waited for."""
         return self._link.patiently(ask, self.id, self.patience)
 
     def has_ready(self) -> bool:
-        return True  # others make ready what this one has not heard of: ask
+        return True  # others make ready what this one does not know of: ask
 
     def following(self) -> TaskSpec | None:
         return None  # not asked
@@ -466,12 +466,12 @@ class RedisSession:
         return {}
 
     def replace_live(self, copies: Mapping[Live, Live]) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: no object is held here."""
 
     # --- values ------------------------------------------------------------------------
 
     def reader(self, key: int = 0) -> AttemptReader:
-        """The values as one attempt sees them, that of the spec with this key."""
+        """Return the values as one attempt sees them, that of the spec with this key."""
         reader = self._readers.get(key)
         if reader is None:
             reader = AttemptReader(self)
@@ -480,12 +480,12 @@ class RedisSession:
         return reader
 
     def read_all(self, names: Sequence[str]) -> list[Look]:
-        """Values as of one moment; and of results, whether there is none this time."""
+        """Return values as of one moment; and of results, whether there is none this time."""
         looks, _ = self.look(names)
         return [looks[name] for name in names]
 
     def look(self, names: Sequence[str]) -> tuple[dict[str, Look], list[dict[str, Look]]]:
-        """The same by name, and the bundles that these are in, with all that came by the same pickle."""
+        """Return the same by name, and the bundles of these, with all that came by the same pickle."""
         with self._lock:
             found = self._send(self._read, list(names))
         if found == [b"gone"]:
@@ -526,7 +526,7 @@ class RedisSession:
 
 
 class AttemptReader:
-    """What one attempt reads, each value once: it sees them as they were when it first looked."""
+    """The reads of one attempt, each value once: it sees them as they were when it first looked."""
 
     shares = False
 
@@ -537,13 +537,13 @@ class AttemptReader:
         self._together: dict[str, dict[str, Found]] = {}  # by name: what came by the same pickle
 
     def seen_before(self, connection: int) -> list[tuple[str, Version]]:
-        """What was read if some of it came by an earlier connection: names and versions, 0 for nothing."""
+        """Return what was read if some of it came by an earlier connection: names and versions (0: none)."""
         if self._since >= connection or not self._found:
             return []
         return [(name, 0 if found is None else found[1]) for name, (found, _) in self._found.items()]
 
     def prefetch(self, names: Sequence[str]) -> None:
-        """These will be read: one round trip for all."""
+        """Read these in one round trip: they will be asked for."""
         self._look_for(names)
 
     def read(self, name: str) -> Found | None:
@@ -575,17 +575,17 @@ class AttemptReader:
         self._found |= looks
 
     def together(self, name: str) -> dict[str, Found]:
-        """What came by the same pickle: copies that share objects with the value, and it itself."""
+        """Return what came by the same pickle: copies that share objects with the value, and it itself."""
         return self._together.get(name, {})
 
     def names(self) -> list[str]:
         return self._session.names()
 
     def lend(self, name: str) -> None:
-        """What it gets is a copy of its own."""
+        """Do nothing: an attempt gets a copy of its own."""
 
     def give_back(self, names: Sequence[str]) -> None:
-        """Nothing was lent."""
+        """Do nothing: no value was lent."""
 
     def on_loan(self) -> list[str]:
         return []

@@ -2,9 +2,9 @@
 
 `read_state` takes all tables as of one moment. `write_state` stages them beside the old ones and has
 them replaced by one script, so that a session is the old one or the new one; what a dead writer has
-staged expires. `frozen` keeps everybody else from changing a session for a while. `read_paged` reads page by
-page meanwhile: the server answers others between two pages, commits of the session itself wait, and leases go
-on. What was read is of one moment, or an error: the session is looked at again when the last page is there.
+staged expires. `frozen` keeps other processes from changing a session for a while. `read_paged` reads page by
+page meanwhile: the server answers others between two pages, commits of the session itself wait, and leases
+are renewed. What was read is of one moment, or an error: the session is checked again after the last page.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _MAY_LACK = ("max_steps", "cap", "held")
 
 
 def parse_line(session: str, line: Any) -> dict[str, str]:
-    """The counters of a session; SessionDamaged if it has others."""
+    """Parse the counters of a session; raise SessionDamaged if it has others."""
     found = dict(zip(FIELDS, line.decode(errors="replace").split("|"), strict=False))
     for name in FIELDS:
         text = found.get(name)
@@ -87,7 +87,7 @@ def parse_line(session: str, line: Any) -> dict[str, str]:
 
 
 def read_state(link: RedisLink, session: str, cells: Cells, *, values: bool = True) -> SessionState:
-    """The session as of one moment; without `values` only what is known of its tasks."""
+    """Return the session as of one moment; without `values` only what is known of its tasks."""
     with readable(session, link.address):
         line, *found = link.script(_DUMP)([f"{keys_of(session)}c"], ["values" if values else ""])
         if line == b"gone":
@@ -101,7 +101,7 @@ def state_of(
     session: str, line: bytes, tables: Mapping[str, Any], queues: Sequence[list[bytes]],
     values: dict[bytes, bytes], lists: Sequence[list[bytes]], cells: Cells,
 ) -> SessionState:  # fmt: skip
-    """The state that these tables are: each as pairs; queues flat, lists with their names first."""
+    """Return the state that these tables are: each as pairs; queues flat, lists with their names first."""
     state = _counters(session, parse_line(session, line), dict(tables["h"]), cells)
     _specs(state, tables, queues, cells)
     _tasks(state, tables, cells)
@@ -215,7 +215,7 @@ def write_state(
 ) -> int:
     """Make a session of a state (`create`), or put it in the place of what there is (`rewind`); its epoch.
 
-    `share` tells which live values have objects in common.
+    `share` says which live values have objects in common.
     """
     key, stage = f"{keys_of(state.session)}c", uuid.uuid4().hex
     hashes, sets = _as_tables(state, cells, stage, share)
@@ -272,7 +272,7 @@ def _stage(
     link: RedisLink, key: str, stage: str, hashes: Mapping[str, dict[Any, Any]],
     sets: Mapping[str, dict[Any, float]], lists: Mapping[str, list[tuple[bytes]]],
 ) -> list[str]:  # fmt: skip
-    """Every table page by page, each page with its end: a writer may die at any moment."""
+    """Write every table page by page, each page with its expiry: a writer may die at any moment."""
     put = link.script(_STAGE)
     tables: list[tuple[str, str, Iterable[Sequence[Arg]]]] = [
         *(("HSET", name, table.items()) for name, table in hashes.items()),
@@ -341,7 +341,7 @@ def _as_tables(
 
 
 def _cells_of(state: SessionState, cells: Cells, share: Share) -> dict[str, bytes]:
-    """The values, and the bundles of those that share."""
+    """Return the values, and the bundles of those that share."""
     live = {name: [cell.value] for name, (cell, _) in state.values.items() if isinstance(cell, Live)}
     fields: dict[str, bytes] = {}
     for names in share(live):
@@ -354,7 +354,7 @@ def _cells_of(state: SessionState, cells: Cells, share: Share) -> dict[str, byte
 
 
 def spec_bytes(spec: TaskSpec, cells: Cells) -> bytes:
-    """A spec as it stands in a queue."""
+    """Return the bytes of a spec in a queue."""
     due = repr(spec.not_before) if spec.not_before else "0"
     head = (
         spec.key, spec.task_id, spec.priority, spec.retry_count, spec.max_retries, spec.execution_strategy,
@@ -374,7 +374,7 @@ def _sealed(name: str, record: Cell, cells: Cells) -> bytes:
 
 @contextmanager
 def frozen(link: RedisLink, session: str, seconds: float = 60.0) -> Iterator[None]:
-    """Commits of others wait; at most so many seconds, should this process die."""
+    """Freeze a session: commits of others wait, at most so many seconds, should this process die."""
     freeze, key = link.script(_FREEZE), f"{keys_of(session)}c"
     # of this process alone: if it dies, the session need not wait for its time
     maker = f"{uuid.uuid4().hex} {json.dumps(asdict(myself()))}"
@@ -400,7 +400,7 @@ def frozen(link: RedisLink, session: str, seconds: float = 60.0) -> Iterator[Non
 def read_paged(
     link: RedisLink, session: str, cells: Cells, *, page: int = PAGE, seconds: float = FREEZE
 ) -> SessionState:
-    """The session as of one moment, values included; SessionBusy if that took too long."""
+    """Return the session as of one moment, values included; raise SessionBusy if that took too long."""
     prefix = keys_of(session)
     with frozen(link, session, seconds), translated(link.address), readable(session, link.address):
         client: Any = link.client
@@ -431,7 +431,7 @@ def _table(client: Any, key: str, page: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _hash(client: Any, key: str, page: int) -> Iterator[tuple[bytes, bytes]]:
-    """No process writes it meanwhile; still a field may come twice."""
+    """Yield the fields of a hash, each once: no process writes it meanwhile, but a scan may repeat one."""
     found: dict[bytes, bytes] = {}
     cursor = 0
     while True:
@@ -449,7 +449,7 @@ def _sorted(client: Any, key: str, page: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _lists(client: Any, prefix: str, names: list[bytes], page: int) -> Iterator[list[bytes]]:
-    """What was appended, where something was; most values have nothing."""
+    """Yield what was appended, where something was; most values have nothing."""
     for start in range(0, len(names), FEW):
         some = names[start : start + FEW]
         pipe = client.pipeline(transaction=False)

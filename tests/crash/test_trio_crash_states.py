@@ -10,11 +10,17 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import random
 import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
+import time
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -25,14 +31,17 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.files import trio
 from graflow_ckpt.stores.files.disk import FileSink
+from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.names import base_of
 from tests.crash.crash_states import Sync, SyncFolder, Unlink
-from tests.crash.doomed import small_chunks
+from tests.crash.doomed import ROOT, small_chunks
 from tests.crash.sqlite_recorder import Call, Delete, Truncate, Write, recorded
 from tests.crash.sqlite_recorder import Note as Noted
 from tests.crash.sqlite_recorder import Sync as Synced
 from tests.crash.trio_scenarios import (
     ANY,
+    CORRUPT,
+    NOTHING,
     SCENARIOS,
     Scenario,
     Stage,
@@ -44,6 +53,7 @@ from tests.crash.trio_scenarios import (
     record,
     weigh,
 )
+from tests.stretch import LONG
 from tests.trios import held
 
 pytestmark = pytest.mark.crash
@@ -212,6 +222,97 @@ def test_one_sync_call_fewer_is_convicted_whichever_it_is() -> None:
         assert verdicts["subset"].bad > 0
 
 
+# --- a writer that is killed at moments that nobody chose, and who reads meanwhile --------
+
+
+DEATHS = 250
+SIZE = 20_000
+
+
+@contextmanager
+def started(role: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process of its own, which has no threads, so that it can fork; it ends with the block."""
+    command = [sys.executable, "-m", __spec__.name, role, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def storm(folder: str, deaths: str) -> None:
+    """Overwrite one path in a loop; be killed at a random moment; look; again."""
+    chance = random.Random(7)
+    path, number = f"{folder}/best.pkl", 0
+    bad, leftovers = [], 0
+    for death in range(int(deaths)):
+        reports, report = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                overwrite(folder, path, number, death, report)
+            except BaseException:
+                traceback.print_exc()
+                raise
+            finally:
+                os._exit(1)
+        os.close(report)
+        said = os.read(reports, 1)  # it is at work now
+        time.sleep(chance.random() * 0.01)
+        os.kill(pid, signal.SIGKILL)
+        killed = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        with os.fdopen(reports, "rb") as rest:
+            promised = int((said + rest.read()).split()[-1])
+        found = read(LocalStore(folder), path)
+        leftovers += any(Path(folder).glob("best.*.pkl.tmp"))
+        number = -1 if found in (NOTHING, CORRUPT) else int(found[1:].partition("-")[0])
+        if not killed or number not in (promised, promised + 1):  # the last one may not have been reported
+            bad.append((death, promised, found))
+    print(json.dumps({"writes": number, "leftovers": leftovers, "bad": bad}))
+
+
+def overwrite(folder: str, path: str, number: int, death: int, report: int) -> None:
+    """Until it is killed; reports each one that was confirmed."""
+    store = LocalStore(folder)
+    lease = store.acquire("storm") if death % 2 else None
+    for tag in range(number + 1, number + 100_000):
+        stage = f"t{tag}-{death}"  # unique: a dead writer may have left the same tag staged
+        store.put(path, parts(stage, SIZE), lease=lease, stage=stage)
+        os.write(report, f"{tag}\n".encode())
+
+
+def reads(folder: str) -> None:
+    """Until the file `stop` appears."""
+    store, path = LocalStore(folder), f"{folder}/best.pkl"
+    loads, bad = 0, []
+    while not os.path.exists(f"{folder}/stop"):
+        found = read(store, path)
+        loads += 1
+        if loads == 1:
+            print("ready", flush=True)
+        if found in (NOTHING, CORRUPT):
+            bad.append(found)
+    print(json.dumps({"loads": loads, "bad": bad}))
+
+
+def test_no_load_beside_a_dying_writer_is_bad(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    LocalStore(folder).put(f"{folder}/best.pkl", parts("t0", SIZE), lease=None, stage="t0")
+    with ExitStack() as stack:
+        readers = [stack.enter_context(started("reads", folder)) for _ in range(2)]
+        assert [reader.stdout and reader.stdout.readline() for reader in readers] == ["ready\n"] * 2
+        told, _ = stack.enter_context(started("storm", folder, DEATHS)).communicate(timeout=100)
+        (folder / "stop").touch()
+        seen = [json.loads(reader.communicate(timeout=LONG)[0]) for reader in readers]
+
+    found = json.loads(told)
+    print(f"\n{DEATHS} deaths in {found['writes']} writes, {found['leftovers']} left staged files;", seen)
+    assert found["bad"] == []
+    assert found["writes"] >= DEATHS
+    assert found["leftovers"] > 0  # some have died in the middle
+    assert all(reader["bad"] == [] and reader["loads"] > 100 for reader in seen)
+
+
 # --- a SQLite store after the power went ------------------------------------------------
 
 
@@ -340,3 +441,7 @@ def test_a_store_that_syncs_less_is_convicted_by_these_states(tmp_path: Path) ->
     calls = recorded(tmp_path / "run", "NORMAL")
 
     assert any(broken(promised, images, tmp_path / "state") for promised, images in states(calls))
+
+
+if __name__ == "__main__":
+    {"storm": storm, "reads": reads}[sys.argv[1]](*sys.argv[2:])

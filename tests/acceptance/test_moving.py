@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,7 @@ from tests.acceptance.command_line import CHAIN, COUNT, KILLED, graflow, program
 from tests.loops import LONG
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.servers import Server
+from tests.stretch import until
 
 STEPS, COPIES = 24, 6
 LARGE = bytes(range(256)) * 400  # where values are shared it is stored once
@@ -284,6 +288,16 @@ def completed(store: str | None = None) -> ExecutionContext:
         return ctx.execution_context
 
 
+@contextmanager
+def beside(*arguments: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that is killed when the block ends."""
+    with subprocess.Popen([sys.executable, *map(str, arguments)], stdout=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 class OnAServer:
     """What holds in Redis and in a bucket."""
 
@@ -300,6 +314,27 @@ class OnAServer:
         assert [int(line) for line in Path("epochs.log").read_text().split()] == list(range(10))
         assert not Path("checkpoints").exists()
         assert python(script, url, "-1").out == done.out  # and is finished
+
+    @pytest.mark.crash
+    @pytest.mark.timeout(300)
+    def test_a_training_that_is_killed_at_any_time_ends_as_if_it_had_not_been(
+        self, url: str, key: str
+    ) -> None:
+        script, log = program("train.py", TRAIN), Path("epochs.log")
+        log.touch()
+        for delay in (0.15, 0.2, 0.25, 0.3, 0.35, 0.4):  # imports, the claim, a first save
+            with beside(script, url, "-1"):
+                time.sleep(delay)
+        for delay in (0.0, 0.002, 0.004, 0.008, 0.012):  # in saves, and between them
+            before = log.read_text()
+            with beside(script, url, "-1") as process:
+                until(lambda before=before, process=process: log.read_text() != before or process.poll() == 0)
+                time.sleep(delay)
+
+        done = python(script, url, "-1")
+
+        assert done.out == f"result {sum(epoch + 0.5 for epoch in range(10))}\n"
+        assert {int(line) for line in log.read_text().split()} == set(range(10))
 
     def test_a_checkpoint_is_resumed_by_its_path_from_anywhere(self, url: str, key: str) -> None:
         assert counting(url, 5, checkpoint=EveryTask()) == 5

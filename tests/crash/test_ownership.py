@@ -32,11 +32,13 @@ from graflow_ckpt.stores.files import ownership
 from graflow_ckpt.stores.files import store as local
 from graflow_ckpt.stores.files.ownership import LocalLease
 from graflow_ckpt.stores.files.store import LocalStore
+from tests.conformance.companion import Companion
+from tests.conformance.contracts.journal import segments
 from tests.crash import failovers
 from tests.crash.crash_states import MODELS, Model, Note, RecordingDisk, Rename, Tree, crash_states
 from tests.crash.histories import PLACES, Opener, run
 from tests.crash.trio_scenarios import MEMORY
-from tests.trios import put_own
+from tests.trios import owning, put_own
 
 pytestmark = pytest.mark.crash
 
@@ -201,6 +203,28 @@ def test_of_two_who_race_for_a_dead_session_exactly_one_wins(tmp_path: Path) -> 
     epochs = [found["won"][0] for found in rounds]
     assert epochs == sorted(set(epochs))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".s.lock", ".s.owner"]
+
+
+def test_an_owner_whose_lock_file_was_removed_while_it_was_stopped_writes_nothing(tmp_path: Path) -> None:
+    with Companion(partial(LocalStore, tmp_path), "own") as other:
+        epoch = other.hear()
+        other.stop()
+        (tmp_path / ".s.lock").unlink()
+        store = LocalStore(tmp_path)
+        with owning(store) as lease:
+            assert lease.epoch > epoch
+            before = list(store.list()), segments(store)
+
+            other.wake()
+            other.say()
+
+            assert set(other.hear()) == {"fenced"}
+            assert other.wait() == 0
+            assert (list(store.list()), segments(store)) == before
+            assert segments(store) == [(epoch, 0, b"in time;")]
+            assert not list(tmp_path.glob("*.tmp"))
+            lease.check()
+            put_own(store, lease, 2)
 
 
 # --- power cuts during a claim -----------------------------------------------------------

@@ -378,6 +378,9 @@ class FencingProcessContract(Contract):
         with Companion(opener, "own") as other:
             epoch = other.hear()
             other.stop()
+            time.sleep(self.lease_seconds * 1.2)
+            with pytest.raises(SessionBusy):  # however long it is silent: its process is there
+                store.acquire("s")
             new = store.acquire("s", take_over=True)
             time.sleep(self.lease_seconds * 1.2)
             assert new.taken_from is not None

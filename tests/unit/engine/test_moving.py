@@ -76,13 +76,29 @@ def test_what_had_ended_expires_where_it_has_come_to(context: SharedContext) -> 
     assert copy.link.client.ttl("graflow:{copy}:c") > 0
 
 
-def test_a_checkpoint_of_memory_has_its_place_named(redis_url: str) -> None:
+def in_memory() -> str:
+    """A checkpoint of a session of this process."""
     with workflow("w", "mine") as flow:
         flow.add(named("a"), named("b"))
         flow.execute(max_steps=1)
-    path, _ = flow.execution_context.checkpoint()
+    return flow.execution_context.checkpoint()[0]
 
-    there = rewind(path, redis_url=redis_url)
+
+@pytest.mark.parametrize("move", [rewind, fork], ids=["rewind", "fork"])
+def test_without_an_address_a_checkpoint_of_memory_goes_nowhere(
+    move: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRAFLOW_CKPT_REDIS_URL", raising=False)
+    path = in_memory()
+
+    with pytest.raises(CheckpointError, match="say into which Redis") as refusal:
+        move(path)
+
+    assert refusal.value.path == path
+
+
+def test_a_checkpoint_of_memory_has_its_place_named(redis_url: str) -> None:
+    there = rewind(in_memory(), redis_url=redis_url)
 
     assert there.place.endswith("/checkpoints")
     cut = CheckpointManager.list_checkpoints("mine")[0]

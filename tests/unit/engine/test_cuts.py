@@ -108,9 +108,8 @@ def test_a_value_too_large_for_a_record_is_made_durable_by_a_cut_and_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def grow(context) -> None:
-        context.get_channel().set("small", SimpleNamespace())
+        context.get_channel().set("small", context.cycle)
         context.get_channel().set("big", bytes(2_000_000))
-        context.get_channel().set("later", 1)
 
     loop(3, grow, durability="journal").execute()
 

@@ -118,6 +118,18 @@ def test_durability_none_writes_what_is_asked_for_and_nothing_else(workflow: Mak
     assert [m.cause for m in CheckpointManager.list_checkpoints("s")] == ["request"]
 
 
+def test_durability_none_keeps_nothing_of_a_failure(workflow: Make) -> None:
+    def ask_and_fail(context: Any) -> None:
+        if context.cycle == 1:
+            raise OSError("x")
+        context.checkpoint()
+
+    with pytest.raises(OSError, match="x"):
+        loop(3, ask_and_fail, make=workflow, checkpoint=EveryTask(), durability="none").execute()
+
+    assert [m.cause for m in CheckpointManager.list_checkpoints("s")] == ["request"]
+
+
 def test_the_newest_ten_cuts_are_kept_and_all_that_were_asked_for(workflow: Make) -> None:
     def ask(context: Any) -> None:
         if context.cycle < 3:

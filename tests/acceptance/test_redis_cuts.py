@@ -37,7 +37,7 @@ from graflow_ckpt.sessions.redis.tables import frozen, read_paged, read_state
 from tests.acceptance.elsewhere import Fleet
 from tests.acceptance.fleet_tasks import named
 from tests.acceptance.fleets import Fleet as OwnFleet
-from tests.acceptance.places import Make, in_redis
+from tests.acceptance.places import Make, in_redis, session_in_redis
 from tests.chaos.pools import pools, until
 from tests.loops import LONG, cuts, loop
 from tests.servers import Server
@@ -119,6 +119,28 @@ def test_numbers_of_cuts_go_up_with_what_they_show(fleet: Fleet) -> None:
     made = list(reversed(CheckpointManager.list_checkpoints("s")))
     assert [m.sequence for m in made] == sorted({m.sequence for m in made})
     assert [m.transition for m in made] == sorted(m.transition for m in made)
+
+
+def test_workers_keep_the_last_cuts_of_all_of_them(fleet: Fleet) -> None:
+    handle = submitted(fleet, wide(30, checkpoint=EveryN(5), keep=KeepLast(3)))
+
+    fleet.work(handle)
+
+    assert fleet.ran_by("s") > 1
+    assert len(cuts()) == 3
+    assert min(cuts()) > 30
+
+
+def test_an_interval_of_steps_is_a_policy_in_redis_too(redis_server: Server, make: Make) -> None:
+    graph = loop(7, make=make).graph
+    context = session_in_redis(
+        redis_server.client(), graph, "turn", session_id="s", auto_checkpoint_interval=3
+    )
+
+    context.execute()
+
+    assert cuts() == [3, 6]
+    assert context.last_checkpoint_path == CheckpointManager.get_latest("s")
 
 
 def test_a_wave_is_through_when_nobody_runs_anything(fleet: Fleet) -> None:

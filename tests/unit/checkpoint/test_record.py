@@ -95,6 +95,17 @@ def test_what_changed_while_a_checkpoint_was_due_is_recorded_when_it_changes_bac
     assert names(kept.put(a=node)) == ["a"]
 
 
+def test_a_live_value_that_comes_back_after_a_plain_one_is_recorded() -> None:
+    kept = Kept(a=Node(), log=[Node()])
+    kept.commit([("put", "a", b"\x05", -1), ("append", "log", b"\x03")])
+
+    assert sorted(names(kept.put(a=Node(), log=[Node()]))) == ["a", "log"]
+
+    assert type(kept.again("a")) is Node
+    assert [type(one) for one in kept.again("log")] == [Node]
+    assert kept.replayed.appended == {}
+
+
 def test_a_value_too_large_for_a_record_is_known_when_it_is_in_a_checkpoint() -> None:
     node = Node(b"." * (2 << 20))
     kept = Kept(c=Node())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -325,6 +326,17 @@ def test_a_session_that_nobody_will_come_back_to_leaves_nothing_on_the_disk(
 
     trios = list(Path().glob("checkpoints/*.pkl"))
     assert bool(trios) == kept
+
+
+def test_without_a_session_id_there_is_no_journal_and_nothing_to_warn_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flow = chain(a=lambda: None)
+    with caplog.at_level(logging.WARNING):
+        flow.execute()
+
+    assert flow.execution_context.settings.durability == "checkpoint"
+    assert caplog.text == ""
 
 
 def test_a_body_or_a_helper_that_asks_for_checkpoints_is_seen() -> None:

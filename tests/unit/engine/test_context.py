@@ -83,10 +83,12 @@ def test_an_id_that_could_leave_the_folder_is_refused(graph: TaskGraph, session:
         _ = workflow("w", session_id=session).execution_context
 
 
-def test_an_interval_is_a_policy(graph: TaskGraph) -> None:
+def test_an_interval_is_a_policy(graph: TaskGraph, tmp_path: Path) -> None:
     made = ExecutionContext.create(graph, "a", auto_checkpoint_interval=3, settings=Settings(workflow="w"))
+    constructed = ExecutionContext(graph, "s", store=str(tmp_path), auto_checkpoint_interval=4)
 
     assert (made.settings.policy, made.settings.workflow) == (EveryN(3), "w")
+    assert constructed.settings.policy == EveryN(4)
 
 
 # --- facts -----------------------------------------------------------------------------

@@ -43,6 +43,15 @@ def test_on_request_cuts_when_asked_and_at_the_end_only() -> None:
     assert cuts("end") == [5]
 
 
+@pytest.mark.parametrize(
+    ("options", "kept"), [({}, [*range(12, 21)]), ({"keep": KeepLast(2)}, [20])], ids=["ten", "two"]
+)
+def test_the_cut_of_the_end_is_one_of_those_that_are_kept(options: dict[str, Any], kept: list[int]) -> None:
+    loop(20, checkpoint=EveryTask(), **options).execute()
+
+    assert (cuts(), cuts("end")) == (kept, [20])
+
+
 def test_every_seconds_cuts_while_all_wait_for_a_retry() -> None:
     seen: list[Event] = []
 

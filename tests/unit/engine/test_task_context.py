@@ -301,6 +301,23 @@ def test_the_same_task_may_be_made_again_and_another_one_once_the_first_has_run(
     assert ctx.execution_context.status == "completed"
 
 
+def test_a_task_that_a_loop_makes_anew_has_its_new_body_and_options() -> None:
+    def body(context: Any) -> None:
+        number = context.cycle
+
+        @task(id="made", inject_context=True, max_retries=number, backoff=0.001, jitter=0.0)
+        def made(context: Any) -> None:
+            if context.attempt <= number:
+                raise ValueError("not yet")
+            context.channel.append("made", number)
+            if number < 2:
+                context.next_task("a")
+
+        context.next_task(made)
+
+    assert run(body).get_channel().get("made") == [0, 1, 2]
+
+
 def test_a_task_is_not_made_again_with_other_successors() -> None:
     part = task(id="part")(lambda: None)
 

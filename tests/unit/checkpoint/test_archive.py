@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -367,6 +368,19 @@ def test_past_the_limit_it_is_counted_and_no_longer_written() -> None:
     with pytest.raises(TooLarge) as caught:
         meter.check()
     assert (caught.value.size, caught.value.limit, caught.value.path) == (1011, 10, "x.pkl")
+
+
+def test_from_four_fifths_of_the_limit_on_there_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    allowance = Allowance(1_000_000)
+
+    with caplog.at_level(logging.WARNING):
+        for size in (799_999, 800_000, 900_000):
+            meter = allowance.meter("s", "x.pkl", "request")
+            meter.sink(io.BytesIO()).write(bytes(size))
+            meter.done()
+            assert len(caplog.records) == (size >= 800_000)
+
+    assert "(0.8 MB) approaches limit (1 MB)" in caplog.text
 
 
 def test_without_a_limit_nothing_stands_between() -> None:

@@ -10,6 +10,7 @@ import threading
 import tracemalloc
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import IntEnum
@@ -112,6 +113,16 @@ def test_what_goes_in_comes_out(value: Any) -> None:
 
     assert same(decode(data), value)
     assert encode(decode(data)) == data
+
+
+@given(values, st.data())
+def test_damaged_bytes_are_decoded_or_refused_and_nothing_else(value: Any, data: st.DataObject) -> None:
+    good = encode(unshared(value))
+    at = data.draw(st.integers(0, len(good) - 1))
+
+    for bad in (good[:at], good[:at] + bytes([data.draw(st.integers(0, 255))]) + good[at + 1 :]):
+        with suppress(CheckpointError):
+            decode(bad)
 
 
 NAIVE = datetime(2024, 2, 29, 1, 2, 3, 4, UTC).replace(tzinfo=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -172,12 +173,13 @@ def test_the_staged_part_is_read_before_the_final_one(tmp_path: Path) -> None:
     assert content(tmp_path, "pkl", "") == b"old"
 
 
-def test_a_missing_companion_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["pkl", "state.json"])
+def test_a_missing_companion_is_named(part: str, tmp_path: Path) -> None:
     write(tmp_path, "one")
-    (tmp_path / "x.state.json").unlink()
+    (tmp_path / f"x.{part}").unlink()
 
-    with pytest.raises(CheckpointCorrupt, match=r"lacks its companion x\.state\.json"):
-        content(tmp_path, "state.json", "one")
+    with pytest.raises(CheckpointCorrupt, match=re.escape(f"lacks its companion x.{part}")):
+        content(tmp_path, part, "one")
 
 
 def test_a_pickle_without_its_meta_is_not_found_and_says_why(tmp_path: Path) -> None:

@@ -275,13 +275,18 @@ def compete(store: CheckpointStore, say: Say, heard: Heard) -> None:
 
 
 def put_many(store: CheckpointStore, say: Say, heard: Heard, session: str, count: int) -> None:
-    """Put own checkpoints, and one that all others put, too."""
+    """Put own checkpoints, one of them of several chunks, and one that all others put, too; append."""
     say("ready")
     heard()
     with owning(store, session) as lease:
+        journal = store.journal(lease, 0)
         for sequence in range(1, count + 1):
-            put_own(store, lease, sequence)
+            size = 3_000_000 if sequence == 5 else 64
+            name, stage = own_name(session, sequence), f"n{sequence}"
+            put(store, name, stage, lease=lease, session=session, sequence=sequence, size=size)
             put(store, "best", f"{session}-{sequence}", size=120_000)
+            journal.append(b"%d;" % sequence)
+        journal.close()
     say("done")
 
 

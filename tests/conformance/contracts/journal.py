@@ -495,6 +495,8 @@ class ProcessContract(Contract):
         for session in sessions:
             expected = [named(own_name(session, sequence)) for sequence in range(8, 0, -1)]
             assert listed(store, session) == expected
+            assert len(read(store, path_of(store, own_name(session, 5))).values) == 3_000_000
+            assert segments(store, session) == [(1, 0, b"1;2;3;4;5;6;7;8;")]
         assert read(store, path_of(store, "best")).stage in {f"{session}-8" for session in sessions}
 
     def test_who_is_killed_while_it_deletes_a_list_leaves_its_end(self, opener: Opener) -> None:

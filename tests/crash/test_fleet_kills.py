@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.fleet.client import Terms, client_at
+from graflow_ckpt.fleet.lists import ACTIVE
+from graflow_ckpt.sessions.redis.keys import keys_of
 from tests.crash import fleet as tasks
 from tests.crash.fleet import alive, begun, go, killed, lines, noted, pool, ready_pool
 from tests.crash.fleet_poison import innocent
@@ -186,6 +188,17 @@ def test_what_killed_workers_ran_is_gone_on_with_within_half_a_second(redis_url:
         fleet.ready()  # all seats are taken again
     print(said(found))
     assert sorted(found)[-2] <= 0.5
+    assert max(found) < stretched(1.0)
+
+
+def test_a_list_that_the_server_forgot_is_written_anew(redis_url: str, tmp_path: Path) -> None:
+    with ready_pool(redis_url, tmp_path, n=1):
+        handle = tasks.call(tasks.quick, redis_url, tmp_path, "a", delay=1.0)
+        redis = client_at(redis_url).link.client
+        redis.delete(ACTIVE)  # as if it had come back from an older log
+
+        assert handle.result(20) == "a"
+        assert redis.exists(f"{keys_of(handle.session)}c")
 
 
 # --- signals ----------------------------------------------------------------------------

@@ -365,6 +365,14 @@ def test_who_has_gone_on_there_is_named_and_the_exit_status_says_so(killed: list
     assert failed["error"] == "Diverged"
 
 
+def test_a_limit_may_be_larger_than_any_store(counted: list[str]) -> None:
+    inside("checkpoints", "copy", "--to", "sqlite:///runs.db")
+
+    for store in ("checkpoints", "sqlite:///runs.db"):
+        listed = inside("checkpoints", "list", "--limit", str(10**30), "--store", store, "--json").document
+        assert len(listed) == len(counted)
+
+
 def test_a_single_checkpoint_and_a_workflow_are_copied_alone(counted: list[str]) -> None:
     one = inside("checkpoints", "copy", counted[0], "--to", DATABASE, "--json").document
     none = inside("checkpoints", "copy", "--workflow", "other", "--to", DATABASE, "--json", status=1).document

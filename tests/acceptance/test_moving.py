@@ -402,6 +402,23 @@ def test_a_journal_on_a_server_loses_no_committed_task(
     assert Path("steps.log").read_text().split() == ["0", "1", "2", "3", "4", "4", "5"]
 
 
+def test_a_server_that_is_full_fails_the_save_and_not_the_workflow(
+    own_redis: Callable[..., Server], key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = own_redis({"maxmemory": "100mb"})
+    with workflow("full", session_id="s", store=server.url) as ctx:
+
+        @task(inject_context=True)
+        def fill(context: Any) -> str:
+            server.ask("CONFIG", "SET", "maxmemory", "1")
+            context.checkpoint()
+            return "done"
+
+        assert ctx.execute() == "done"
+
+    assert "checkpoint failed: Cannot write the checkpoint redis://" in caplog.text
+
+
 # --- paths -----------------------------------------------------------------------------
 
 

@@ -21,6 +21,8 @@ from graflow_ckpt import (
     RedisChannel,
     RedisTaskQueue,
     TaskSpec,
+    WorkflowEngine,
+    task,
     workflow,
 )
 from graflow_ckpt.core.errors import CheckpointError, NoSession, ServerGone, SessionError
@@ -45,6 +47,78 @@ def restored(client: redis.Redis, kept: dict[bytes, bytes]) -> None:
 
 
 # --- Example 3 --------------------------------------------------------------------------
+
+
+def test_example_3_as_it_is_written(redis_server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    host, port = redis_server.host, redis_server.port
+    Path("full").touch()
+    saved: list[str] = []
+
+    def process_data() -> None: ...
+
+    def more_processing() -> None:
+        pass
+
+    def the_rest() -> None:
+        if Path("full").exists():
+            raise RuntimeError("out of memory")
+
+    # Worker 1: Start execution
+    redis_client = redis.Redis(host=host, port=port, db=0)
+
+    with workflow("distributed_workflow") as ctx:
+
+        @task(inject_context=True)
+        def distributed_task(context):
+            # Process some data
+            process_data()
+
+            # Checkpoint (path auto-generated as local file)
+            checkpoint_path, metadata = context.checkpoint(metadata={"worker": "worker-1"})  # noqa: RUF059
+            print(f"Checkpoint saved: {checkpoint_path}")
+            print(f"Session ID: {context.session_id}")  # Save this for other workers
+            saved.append(checkpoint_path)
+
+            # Continue processing
+            more_processing()
+
+        @task
+        def last_task():
+            the_rest()
+            return "done"
+
+        distributed_task >> last_task
+
+        exec_context = ExecutionContext.create(
+            ctx.graph,
+            start_node="distributed_task",
+            queue_backend="redis",
+            channel_backend="redis",
+            config={"redis_client": redis_client},
+        )
+
+        try:
+            exec_context.execute()
+        except Exception as e:  # noqa: BLE001  as the document has it
+            print(f"Worker 1 crashed: {e}")
+            # Checkpoint was saved, can resume on another worker
+
+    Path("full").unlink()
+
+    # Worker 2: Resume from checkpoint
+    # Use the same Redis instance and checkpoint file
+    context, metadata = CheckpointManager.resume_from_checkpoint(checkpoint_path=saved[0])
+    print(f"Worker 2 resuming session {metadata.session_id} from step {metadata.steps}")
+
+    engine = WorkflowEngine()
+    result = engine.execute(context)  # Continues where Worker 1 left off
+
+    said = capsys.readouterr().out
+    assert "Worker 1 crashed: out of memory" in said
+    assert f"Worker 2 resuming session {exec_context.session_id} from step 1" in said
+    assert (result, len(saved), context.status) == ("done", 1, "completed")
+    assert metadata.user_metadata["worker"] == "worker-1"
+    redis_client.close()
 
 
 def test_queue_and_channel_have_their_documented_names(client: redis.Redis) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from graflow_ckpt import task
 from graflow_ckpt.checkpoint.program.plan import PlanRow
-from graflow_ckpt.core.errors import InDoubt, NoSession, SessionError
+from graflow_ckpt.core.errors import InDoubt, NoSession, SessionError, TaskError
 from graflow_ckpt.core.facts import Claim
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Options, Task
@@ -119,6 +119,13 @@ def paused(client: Client, *in_doubt: str) -> Handle:
 
 def strategies(handle: Handle) -> dict[str, str]:
     return {spec["task_id"]: spec["execution_strategy"] for spec in handle.pending()}
+
+
+def test_the_error_of_a_session_that_waits_is_none_of_a_task(client: Client) -> None:
+    error = paused(client, "t0").error()
+
+    assert isinstance(error, SessionError)
+    assert not isinstance(error, TaskError)
 
 
 def test_who_goes_on_without_an_answer_is_told_what_lacks_one(client: Client) -> None:

@@ -247,6 +247,41 @@ def test_other_inputs_on_resume_are_refused_and_the_session_is_let_go() -> None:
         assert ctx.execution_context.home.lease is None
 
 
+def test_a_start_at_a_named_group_runs_its_members_and_what_follows_them() -> None:
+    ran: list[str] = []
+
+    with workflow("w") as flow:
+
+        @task
+        def before() -> None:
+            ran.append("before")
+
+        @task
+        def left() -> int:
+            ran.append("left")
+            return 1
+
+        @task
+        def more(left: int) -> int:
+            ran.append("more")
+            return left + 1
+
+        @task
+        def right() -> int:
+            ran.append("right")
+            return 5
+
+        @task
+        def join(g: dict[str, int]) -> int:
+            ran.append("join")
+            return sum(g.values())
+
+        _ = before >> (left >> more | right).named("g") >> join
+        assert flow.execute("g") == 7
+
+    assert (sorted(ran), ran[-1]) == (["join", "left", "more", "right"], "join")
+
+
 # --- settings --------------------------------------------------------------------------
 
 

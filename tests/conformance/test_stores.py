@@ -204,6 +204,20 @@ class TestEncodedLocal(StoreContract):
         return lambda: encoded(LocalStore(tmp_path / "checkpoints"))
 
 
+class TestCompressedMemory(AroundMemory):
+    """Each encoding by itself, and each in another place."""
+
+    @pytest.fixture
+    def opener(self, memory: MemoryStore) -> Opener:
+        return lambda: Compressed(MemoryStore(PLACE))
+
+
+class TestEncryptedLocal(StoreContract):
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Opener:
+        return lambda: Encrypted(LocalStore(tmp_path / "checkpoints"), KEYRING)
+
+
 def fill(store: Tenant) -> None:
     """What another tenant has, which is not to be seen. The lease is kept."""
     lease = store.acquire("s")
@@ -253,6 +267,8 @@ class TestCached(AroundMemory):
 WRAPPED: dict[type[Contract], int] = {
     TestEncodedMemory: IN_PROCESS + CONTENTS_IN_PROCESS,
     TestEncodedLocal: IN_A_FOLDER_IN_PROCESS,
+    TestCompressedMemory: IN_PROCESS,
+    TestEncryptedLocal: IN_A_FOLDER_IN_PROCESS,
     TestTenantInMemory: IN_PROCESS,
     TestTenantInFolder: IN_A_FOLDER_IN_PROCESS,
     TestAroundAFolder: IN_A_FOLDER,

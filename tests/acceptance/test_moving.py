@@ -328,7 +328,11 @@ class OnAServer:
         for delay in (0.0, 0.002, 0.004, 0.008, 0.012):  # in saves, and between them
             before = log.read_text()
             with beside(script, url, "-1") as process:
-                until(lambda before=before, process=process: log.read_text() != before or process.poll() == 0)
+                until(
+                    lambda before=before, process=process: (
+                        log.read_text() != before or process.poll() is not None
+                    )
+                )
                 time.sleep(delay)
 
         done = python(script, url, "-1")

@@ -1,4 +1,4 @@
-"""What a journal record holds of the live values that a commit has written.
+"""The live values that a commit has written, as a journal record holds them.
 
     kept = record(bundles, ops, elsewhere)        # ops as `journal.pack` takes them
 

@@ -339,7 +339,7 @@ class OfAll(_Of):
 
 @dataclass(frozen=True, slots=True)
 class Automatic(_Of):
-    """What a task has asked for stays and counts for nothing; of all others what `of` keeps.
+    """All that a task has asked for, which counts for nothing; of all others what `of` keeps.
 
     Of those that a budget has made only the newest two of a session are looked at: the last one, and the
     one to fall back to.

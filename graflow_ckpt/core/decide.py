@@ -32,7 +32,7 @@ from graflow_ckpt.core.task import OnInterrupted
 _NOWHERE: frozenset[str] = frozenset()
 
 ANSWERS: dict[str, str] = {"rerun": "direct", "skip": "left", "fail": "failed"}
-"""How a spec in doubt is scheduled, by what somebody has answered."""
+"""How a spec in doubt is scheduled, by what a user has answered."""
 
 
 def decide(graph: TaskGraph, claim: Claim, outcome: Outcome, on_failure: str) -> list[Op]:

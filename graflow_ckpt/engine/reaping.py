@@ -30,7 +30,7 @@ log = logging.getLogger("graflow_ckpt.engine")
 LEASE_OVER = "its worker's lease ran out"
 
 Emitted = tuple[str, str]
-"""A token, and the queue on which somebody has to be given it."""
+"""A token, and the queue on which a worker has to be given it."""
 
 
 def release(

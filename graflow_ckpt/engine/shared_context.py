@@ -396,7 +396,7 @@ def _check_history(found: Found, context: SharedContext) -> None:
 # takes it then, and how workers get its program, is not decided here: what a session knew of that goes along.
 
 Post = Callable[[str, str, str], None]
-"""Has somebody given a token of a session who listens on a queue: session, token, queue."""
+"""Gives a token of a session to a worker that listens on a queue: session, token, queue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a store without an index does instead: look at all metas for the newest of them.
+"""The search of a store without an index: look at all metas for the newest of them.
 
 Promise: the order is that of commits, as far as metas tell. Within a session it is the one in which the
 session's own checkpoints are listed; between sessions, and for other names, it is their `created_at`, the
@@ -27,7 +27,7 @@ class Facts(TypedDict, total=False):
 
 
 class Filters(Facts, total=False):
-    """Those fields, and the session."""
+    """The fields of `Facts`, and the session."""
 
     session: str | None
 

@@ -1,4 +1,4 @@
-"""What a store has written of the owner of a session, read back.
+"""The owner of a session as a store has written it, read back.
 
 Promise: it is what a store can have written, or `CheckpointCorrupt`, whatever was written since: not
 another error, and no owner whose fields are not what they say. Not here: which process owns the session.

@@ -1,4 +1,4 @@
-"""What a keyed store asks of the place that keeps its bytes: six calls.
+"""The six calls that a keyed store makes to the place that keeps its bytes.
 
     head/{s}                        the owner of a session, and which checkpoints it has: changed in place
     lease/{s}/{claim}               touched by the owner as long as it lives

@@ -1,4 +1,4 @@
-"""What stores do in the same way before they ask their place: the store of a lease, and the name in a path.
+"""The checks of all stores before they ask their place: the store of a lease, and the name in a path.
 
     class KeyedStore(Store[KeyedLease]):
         own = KeyedLease

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of the program: the graph, fingerprints of the tasks, and their code.
+"""The program as a checkpoint keeps it: the graph, fingerprints of the tasks, and their code.
 
 The graph and the fingerprints are control facts. The code is one byte string, a pickle of its
 own inside the `.pkl`, opened only if the running program does not have the tasks. Code never

@@ -1,4 +1,4 @@
-"""What one value contributes to a fingerprint.
+"""The part of a fingerprint that comes from one value.
 
 A `Reading` has three parts: texts that can be compared here and now (a digest of code, constants), the values
 that it leads to (functions and classes of the user's own modules, to be read in their turn), and the names of

@@ -1,1 +1,1 @@
-"""What is wrapped around a store, and the keys and patience that it needs."""
+"""The layers that are wrapped around a store, and the keys and patience that it needs."""

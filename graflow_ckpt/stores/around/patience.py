@@ -1,4 +1,4 @@
-"""What may pass by itself, and how long to wait for it: errors, patience, and a breaker.
+"""Errors that may pass by themselves, the patience that waits for them, and a breaker.
 
                  failures in a row                 the time is over: one may try
     closed  ────────────────────────▶  open  ────────────────────────────────────▶  half open

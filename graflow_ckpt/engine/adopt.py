@@ -20,6 +20,7 @@ counts (checkpoint/history.py).
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from graflow_ckpt.checkpoint import archive
@@ -32,6 +33,7 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.home import Home
+from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores import home_of, open_store_of
 from graflow_ckpt.stores.around.keys import Keyring
 
@@ -50,6 +52,12 @@ class Standing(NamedTuple):
     @property
     def session(self) -> str:
         return str(self.found.meta["session_id"])
+
+    @property
+    def settings(self) -> Settings:
+        """Return what the session is run with unless a program says otherwise."""
+        settings = Settings(workflow=self.carried["workflow"]).with_stored(self.found.meta.get("settings"))
+        return replace(settings, max_parallel=self.state.cap)
 
     @property
     def carried(self) -> dict[str, str]:
@@ -88,7 +96,7 @@ def adopt(
     """
     found, graph, state = standing.found, standing.graph, standing.state
     home = Home(store, check_session_id(session or standing.session))
-    home.writes(home.written.adopting(found.meta))
+    home.program.writes(home.program.written.adopting(found.meta))
     home.open(take_over=take_over)
     try:
         if session is None and home.stands_at(found):

@@ -7,6 +7,7 @@ that committed meanwhile is noticed and nothing is lost.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import sys
@@ -431,6 +432,13 @@ def from_cells(name: str, cell: Cell, items: Sequence[Cell]) -> Any:
     if items:
         value = [*_list(name, value), *(decode(i) if isinstance(i, bytes) else i.value for i in items)]
     return value
+
+
+def digest_of(cell: Cell) -> str:
+    """Return the digest of an input, which a resumed session compares."""
+    if isinstance(cell, Live):
+        return live_digest(cell.value).hex()
+    return hashlib.blake2b(cell, digest_size=16).hexdigest()
 
 
 def read_only(value: Any) -> Any:

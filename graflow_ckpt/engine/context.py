@@ -1,38 +1,44 @@
 """ExecutionContext: the caller's handle on a session, under the names that users know.
 
-A thin view: facts are read from the SessionState, and every change is a transition of its own.
+A thin view: facts are read from the session, and every change is a transition of its own. Where the tables
+are is the business of two collaborators: `session` commits and reads, `home` has the checkpoints. In this
+process they are a MemorySession and a Home; in Redis a RedisSession and a SharedHome, and any process that
+knows the session's id can hold a context of it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_metadata
 from graflow_ckpt.checkpoint.program.program import unpack_code
-from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, restore
+from graflow_ckpt.checkpoint.snapshot import capture, restore
 from graflow_ckpt.checkpoint.values.codec import apart, check_storable
-from graflow_ckpt.checkpoint.values.pickles import live_digest
-from graflow_ckpt.core.errors import CheckpointError, InputsChanged, JournalDamaged, SessionError
-from graflow_ckpt.core.facts import RESULT, Cell, Live, Op, TaskSpec, check_session_id
+from graflow_ckpt.checkpoint.values.pickles import collector_at_rest
+from graflow_ckpt.core.errors import CheckpointError, InputsChanged, NoSession, SessionError
+from graflow_ckpt.core.facts import RESULT, Cell, Op, TaskSpec, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import EveryN
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine.attempt import from_cells
-from graflow_ckpt.engine.home import Home, Written
+from graflow_ckpt.engine import resuming
+from graflow_ckpt.engine.adopt import standing_at
+from graflow_ckpt.engine.attempt import digest_of, from_cells
+from graflow_ckpt.engine.home import Home
+from graflow_ckpt.engine.resuming import Basis, Written
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
 from graflow_ckpt.sessions.views import (
     InMemoryTaskQueue,
     MemoryChannel,
     RedisChannel,
+    RedisTaskQueue,
     Tables,
     TaskQueue,
     ValueChannel,
@@ -41,20 +47,8 @@ from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.places import path_at
 
 if TYPE_CHECKING:
-    from graflow_ckpt.engine.coroutines import Loop
     from graflow_ckpt.engine.cuts import Cutter
-
-
-@dataclass(frozen=True, slots=True)
-class Basis:
-    """The state that a session continues from; a new one from nothing."""
-
-    found: Found | None = None
-    payload: dict[str, Any] | None = None  # what is in its pickle
-    replayed: int = 0  # journal records after it
-    damage: JournalDamaged | None = None  # where the journal that was replayed ends too early
-    named: bool = False  # by a user: what came after it does not count
-    again: bool = False  # the session was finished, and begins its next run
+    from graflow_ckpt.engine.engine import Execution
 
 
 class ExecutionContext:
@@ -77,10 +71,11 @@ class ExecutionContext:
         self.named = session_id is not None  # the user will come back for it
         if not self.named and self.settings.durability == "auto":
             self.settings = replace(self.settings, durability="checkpoint")
-        self.session_id = check_session_id(session_id or uuid.uuid4().hex[:12])
+        self.session_id = check_session_id(session_id or new_id())
         self.session = MemorySession(state or SessionState(self.session_id))
         written = Written(self.settings.workflow, self.settings.program)
         self.home = Home(open_store(store), self.session_id, written)
+        self.executed_by: type[Execution] | None = None  # None: by this process alone
         self.basis = Basis()
         self.created_at = time.time()
         self.checkpoint_metadata: dict[str, Any] = {}
@@ -89,6 +84,7 @@ class ExecutionContext:
         self.cutter: Cutter | None = None  # while a run is under way
         self.undriven: list[tuple[int, float, list[Op]]] = []  # transitions that no run has recorded yet
         self.started = False  # what is set before that is an input
+        self.limit: int | None = None  # max_steps of the next execution, instead of the session's
 
     @classmethod
     def create(
@@ -109,14 +105,15 @@ class ExecutionContext:
 
         In Redis (`queue_backend="redis", channel_backend="redis"`) under an id that is known there: that one.
         """
-        settings = settings or Settings()
-        if auto_checkpoint_interval is not None:
-            settings = replace(settings, policy=EveryN(auto_checkpoint_interval))
-        if one_backend(queue_backend, channel_backend) == "redis":
-            from graflow_ckpt.engine.shared_context import SharedContext
+        backend = one_backend(queue_backend, channel_backend)
+        context = cls(
+            graph, session_id, settings=settings, store=store,
+            auto_checkpoint_interval=auto_checkpoint_interval,
+        )  # fmt: skip
+        if backend == "redis":
+            from graflow_ckpt.engine.shared_context import made
 
-            return SharedContext.made(graph, start_node, session_id, max_steps, config, settings, store)
-        context = cls(graph, session_id, settings=settings, store=store)
+            return made(context, start_node, max_steps, config, store)
         context.state.start_at((start_node,) if start_node else ())
         context.state.limit_to(max_steps)
         return context
@@ -143,15 +140,15 @@ class ExecutionContext:
 
     @property
     def steps(self) -> int:
-        return self.state.steps
+        return self.session.head.steps
 
     @property
     def max_steps(self) -> int | None:
-        return self.state.max_steps
+        return self.session.head.max_steps
 
     @property
     def status(self) -> str:
-        return self.state.status
+        return self.session.head.status
 
     @property
     def completed_tasks(self) -> set[str]:
@@ -181,7 +178,7 @@ class ExecutionContext:
 
     @property
     def last_checkpoint_path(self) -> str | None:
-        return self.home.last.path if self.home.last else None
+        return self.home.last_path
 
     @property
     def last_save_error(self) -> Exception | None:
@@ -190,28 +187,28 @@ class ExecutionContext:
 
     @property
     def task_queue(self) -> TaskQueue:
-        return InMemoryTaskQueue(self.session, lambda name, data: apart(self.to_cell(name, data)), from_cells)
+        kind = InMemoryTaskQueue if self.home.alone else RedisTaskQueue
+        return kind(self.session, lambda name, data: apart(self.to_cell(name, data)), from_cells)
 
     @property
     def channel(self) -> Inputs:
-        return Channel(self, self.session)
+        return (Channel if self.home.alone else SharedChannel)(self, self.session)
 
     def get_channel(self) -> Inputs:
         return self.channel
 
     def facts(self) -> dict[str, Any]:
         """Return what observers are told of a session that starts or continues."""
+        state = self.state
         return {
             "workflow": self.settings.workflow,
-            "resumed": self.found is not None,
+            "resumed": self.basis.resumed,
             "path": self.found.path if self.found is not None else None,
             "replayed": self.replayed,
-            "completed": len(self.state.completed),
-            "pending": len(self.state.specs),
-            "max_steps": self.max_steps,
-            "kept": self.home.lease is not None,
-            "saved": self.home.last is not None,
-            "store": getattr(self.home.store, "folder", self.home.store.url),
+            "completed": len(state.completed),
+            "pending": len(state.specs),
+            "max_steps": state.max_steps,
+            **self.home.told(),
             "trace_context": self.home.trace.former,
             "original_trace_id": self.home.trace.original,
         }
@@ -258,6 +255,13 @@ class ExecutionContext:
 
     def mark_task_completed(self, task_id: str) -> None:
         """Count a task as completed without running it."""
+        if not self.home.alone:
+            session = self.session_id
+            raise SessionError(
+                f"Session {session} is in Redis: only who holds a task can say that it has completed.",
+                hint="Run it, or write its result into the channel before its successors need it.",
+                session=self.session_id,
+            )
         if self.status != "running" or self.steps == self.max_steps:
             raise SessionError(
                 f"Session {self.session_id} is {self.status} at step {self.steps}: nothing is added."
@@ -280,15 +284,15 @@ class ExecutionContext:
 
     def get_checkpoint_state(self) -> Document:
         """Return the control facts as a checkpoint would hold them."""
-        return capture(self.state).facts
+        return {**capture(self.state).facts, "backend": dict(self.home.tables)}
 
     def checkpoint(
         self, path: str | None = None, metadata: dict[str, Any] | None = None, storage: str | None = None,
-        *, portable: bool = True,
+        *, portable: bool = False,
     ) -> tuple[str, CheckpointMetadata]:  # fmt: skip
-        """Write a checkpoint now; one of a session in this process always holds queue and values."""
+        """Write a checkpoint now. Of a session in Redis only a `portable` one holds queue and values."""
         if storage is not None:
-            path = path_at(storage, self.home.store, self.home.reserve_path(self.steps), path)
+            path = path_at(storage, self.home.store, self.home.own_path(self.steps), path)
         if path is not None and "://" in path:
             open_store(path)  # refuses what this version cannot write to
         metadata = check_metadata(metadata)
@@ -303,18 +307,17 @@ class ExecutionContext:
             if self.cutter is not None:
                 saved = self.cutter.save("request", metadata, path)
             else:
-                self._schedule_start()
-                saved = self.home.cut(self.graph, capture(self.state), "request", metadata, path)
+                self.schedule_start()
+                saved = self.home.take(self, metadata, path, portable)
         self.note_checkpoint(saved)
         return saved.path, saved
 
-    def _schedule_start(self) -> None:
-        """Queue the start of a session that has never run, so that it is kept as what is to run."""
-        if not self.graph.routes:
-            self.graph.compile(self.state.starts or self.graph.roots())
-        if self.state.next_key == 1:
-            self.state.start_at(self.graph.starts)
-            self.session.commit([self.graph.routes[name].enqueue() for name in self.graph.starts])
+    def schedule_start(self, starts: tuple[str, ...] = ()) -> None:
+        """Queue the start of a session that has never run; of two processes that try one does."""
+        if starts or not self.graph.routes:
+            self.graph.compile(starts or self.state.starts or self.graph.roots())
+        if self.session.head.next_key == 1:
+            self.home.schedule(self)
 
     def note_checkpoint(self, metadata: CheckpointMetadata) -> None:
         """Keep what spec/002 requires of the last checkpoint."""
@@ -325,7 +328,7 @@ class ExecutionContext:
             "start_node": metadata.start_node,
             "steps": metadata.steps,
             "completed_tasks": len(self.state.completed),
-            "backend": dict(BACKEND),
+            "backend": dict(self.home.tables),
         }
 
     def save(self, path: str) -> None:
@@ -345,9 +348,7 @@ class ExecutionContext:
     @classmethod
     def rewind(cls, path: str, *, redis_url: str | None = None, store: str | None = None) -> ExecutionContext:
         """Rewind the session in Redis to a portable checkpoint; refused while a worker runs it."""
-        from graflow_ckpt.engine import shared_context
-
-        return shared_context.moved(path, None, redis_url, store)
+        return cls._adopted(path, None, redis_url, store)
 
     @classmethod
     def fork(
@@ -359,21 +360,34 @@ class ExecutionContext:
         store: str | None = None,
     ) -> ExecutionContext:
         """Return a new session in Redis that begins at a checkpoint: a portable one, or one of memory."""
-        from graflow_ckpt.engine import shared_context
+        return cls._adopted(path, check_session_id(session_id or new_id()), redis_url, store)
 
-        return shared_context.moved(path, shared_context.new_id(session_id), redis_url, store)
+    @classmethod
+    def _adopted(
+        cls, path: str, session: str | None, redis_url: str | None, store: str | None
+    ) -> ExecutionContext:
+        from graflow_ckpt.engine.shared_context import adopt_into, destination
+
+        standing = standing_at(path, store)
+        place = adopt_into(standing, session, destination(standing, redis_url))
+        context = cls(
+            standing.graph, place.session.id, settings=standing.settings, store=standing.carried["store"]
+        )
+        context.move_to(*place)
+        context.is_there(standing.found)
+        return context
 
     def execute(self, max_steps: int | None = None) -> Any:
         """Run, or continue."""
         from graflow_ckpt.engine.engine import WorkflowEngine
 
-        if max_steps is not None:
-            self.state.limit_to(max_steps)
+        self.limit = max_steps
         return WorkflowEngine().execute(self)
 
-    def taking_part(self, loop: Loop | None = None) -> Any:
-        """Return what runs a session in Redis from here, beside other workers; None for any other session."""
-        return None
+    def taken_limit(self) -> int | None:
+        """Return the limit of steps that was asked for, once; else the session's."""
+        asked, self.limit = self.limit, None
+        return self.max_steps if asked is None else asked
 
     @contextmanager
     def _owning(self) -> Iterator[None]:
@@ -392,11 +406,13 @@ class ExecutionContext:
     @property
     def goes_on(self) -> bool:
         """True if what is set now is an input of a session that has started before."""
-        return self.found is not None and not self.basis.named and not self.started
+        if self.started or self.basis.named or not self.basis.resumed:
+            return False
+        return self.session.head.next_key > 1
 
     def note_inputs(self) -> None:
         """Record what is in the channel when a new session starts."""
-        self.home.note_inputs({name: digest_of(cell) for name, (cell, _) in self.state.values.items()})
+        self.home.program.says(inputs={n: digest_of(cell) for n, (cell, _) in self.state.values.items()})
 
     # --- pickles -----------------------------------------------------------------------
 
@@ -414,7 +430,9 @@ class ExecutionContext:
         if place is not None and not place["portable"]:
             from graflow_ckpt.engine.shared_context import attach
 
-            return attach(found, self.graph_from_code(), store)
+            graph, settings = self.graph_from_code(), settings_in(found)
+            session = found.facts["session_id"]
+            return attach(ExecutionContext(graph, session, settings=settings, store=store), found)
         self.return_to(found, restore(found.facts, self.payload), store)
         return self
 
@@ -424,12 +442,19 @@ class ExecutionContext:
         self.undriven.clear()
         self.collect()
 
+    # Any: types of modules that need a package for Redis
+    def move_to(self, session: Any, home: Any, executed_by: type[Execution]) -> None:
+        """Have the session and its checkpoints there, under the same names."""
+        self.session, self.home, self.executed_by = session, home, executed_by
+
+    def is_there(self, found: Found | None = None) -> None:
+        """Note that the session was there before, as a checkpoint of it shows."""
+        self.basis = Basis(found, named=found is not None, there=True)
+
     def return_to(self, found: Found, state: SessionState, store: str) -> None:
         """Become the session as it was at a checkpoint that a user named."""
         self.graph = self.graph_from_code()
-        self.settings = Settings(workflow=found.meta.get("workflow", "workflow")).with_stored(
-            found.meta.get("settings")
-        )
+        self.settings = settings_in(found)
         self.named = True
         self.home = Home(open_store(store), self.session_id)
         self.home.continue_from(found)
@@ -444,6 +469,29 @@ class ExecutionContext:
     def graph_from_code(self) -> TaskGraph:
         """Return the graph that the checkpoint carries."""
         return unpack_code(self.payload["code"], lambda task: task, self.payload["python"])
+
+
+def settings_in(found: Found) -> Settings:
+    """Return the settings that a checkpoint keeps."""
+    named = Settings(workflow=found.meta.get("workflow", "workflow"))
+    return named.with_stored(found.meta.get("settings"))
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex[:12]
+
+
+@collector_at_rest()
+def open_session(
+    graph: TaskGraph, session_id: str | None, settings: Settings, store: str
+) -> ExecutionContext:
+    """Return a new session, or the one of that id as it was left."""
+    context = ExecutionContext(graph, session_id, settings=settings, store=store)
+    if session_id is None and settings.resume == "must":
+        raise NoSession("resume='must' needs a session id.", hint='Give session_id="..." or --session.')
+    if session_id is not None:
+        resuming.open_newest(context)
+    return context
 
 
 BACKENDS = ("memory", "redis")
@@ -492,7 +540,7 @@ class Inputs(ValueChannel):
 
     def _repeats(self, key: str, value: Any) -> bool:
         """Return True if a write before `execute` repeats an input of a resumed session; refuse another."""
-        known = self._context.home.written.inputs.get(key)
+        known = self._context.home.inputs.get(key)
         if known is None or known != digest_of(check_storable(key, value)):
             raise InputsChanged(
                 f"Session {self._context.session_id} was started with "
@@ -521,10 +569,3 @@ class Channel(Inputs, MemoryChannel):
 
 class SharedChannel(Inputs, RedisChannel):
     """The channel of a session in Redis."""
-
-
-def digest_of(cell: Cell) -> str:
-    """Return the digest of an input, which a resumed session compares."""
-    if isinstance(cell, Live):
-        return live_digest(cell.value).hex()
-    return hashlib.blake2b(cell, digest_size=16).hexdigest()

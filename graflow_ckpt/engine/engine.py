@@ -10,8 +10,8 @@ checkpoint), or when the first cut is taken.
 from __future__ import annotations
 
 import logging
-import shlex
 import sys
+from collections.abc import Collection
 from functools import partial
 from time import sleep
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,27 +23,25 @@ from graflow_ckpt.core.errors import (
     Fenced,
     GraphError,
     Interrupted,
+    SessionCancelled,
     SessionError,
     TaskError,
     ValueTorn,
     WorkflowCancelled,
 )
 from graflow_ckpt.core.facts import Op
-from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine import resuming
 from graflow_ckpt.engine.announcer import Announcer
-from graflow_ckpt.engine.bind import check_answers, check_graph, wants_home
-from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.engine.bind import Binding, check_answers, check_graph, wants_home
 from graflow_ckpt.engine.cuts import Cutter, restore_random
 from graflow_ckpt.engine.invoke import Invoker
-from graflow_ckpt.engine.resuming import stalled
 from graflow_ckpt.engine.run import GoBack, Inbox, Run, RunHost
 from graflow_ckpt.engine.signals import Stop, handled
-from graflow_ckpt.stores import as_typed
-from graflow_ckpt.stores.places import goes_without_saying
 
 if TYPE_CHECKING:
     from graflow_ckpt.checkpoint.program.plan import Plan
+    from graflow_ckpt.engine.context import ExecutionContext
     from graflow_ckpt.engine.coroutines import Loop
 
 log = logging.getLogger("graflow_ckpt.engine")
@@ -57,8 +55,7 @@ class WorkflowEngine:
 
         `start_task_id` on a session that continues: drop what is scheduled and start there.
         """
-        execution = self._of(context, start_task_id)
-        return context.result() if execution is None else execution.run(start_task_id)
+        return (context.executed_by or OwnExecution)(context, None).run(start_task_id)
 
     async def aexecute(self, context: ExecutionContext, start_task_id: str | None = None) -> Any:
         """Execute from a coroutine: `async def` tasks run on the caller's loop.
@@ -69,69 +66,174 @@ class WorkflowEngine:
 
         from graflow_ckpt.engine.coroutines import Loop, on_a_thread
 
-        execution = self._of(context, start_task_id, Loop(asyncio.get_running_loop()))
-        if execution is None:
-            return context.result()
+        loop = Loop(asyncio.get_running_loop())
+        execution = (context.executed_by or OwnExecution)(context, loop)
         with handled(execution.stop):  # signals come to the main thread, wherever the session runs
             return await on_a_thread(partial(execution.run, start_task_id), execution.stop.ask)
 
-    def _of(self, context: ExecutionContext, start: str | None, loop: Loop | None = None) -> Any:
-        """Return what executes it, here or beside others; None if there is nothing to do."""
-        part = context.taking_part(loop)
-        if part is not None:
-            return part
-        return None if self._runs_nothing(context, start) else _Execution(context, loop)
 
-    def _runs_nothing(self, context: ExecutionContext, start: str | None) -> bool:
-        if context.found is None:
-            return False
-        if not context.basis.named:
-            try:
-                resuming.check_workflow(context, context.state, context.found.meta.get("workflow"))
-            except BaseException:
-                context.home.close()
-                raise
-        if start is not None or not resuming.runs_nothing(context):
-            return False
-        line = resuming.finished_line(context, context.state)
-        resuming.notify(context, line)
-        Announcer(context.session, context.settings.observers).emit(
-            "session_finished", **context.facts(), line=line
-        )
-        context.home.close()
-        return True
-
-
-class _Execution:
+class Execution:
     """One call of execute."""
 
     def __init__(self, context: ExecutionContext, loop: Loop | None) -> None:
         self.context = context
         self.settings = context.settings
-        self.graph: TaskGraph = context.graph
-        self.home = context.home
-        self._loop = loop
-        self._went_back: dict[tuple[str, int], int] = {}  # task and cycle -> how often
+        self.graph = context.graph
+        self._loop = loop  # that coroutines run on; else one of its own
         self._run: Run | None = None
         self._line = ""  # how a run begins that is not simply new
-        leave = self._leave if loop is not None else None
+        leave = self._leave_at_once if loop is not None else None
         self.stop = Stop(context.session_id, self.settings.grace, self._stop_run, leave)
 
     def run(self, start: str | None) -> Any:
         try:
-            self._set_up(self._prepare(start))
+            if self._is_over(start):
+                return self.context.result()
+            if not self._open(start):  # others have brought it to its end meanwhile
+                return self._result(self.context.status)
             with handled(self.stop):
-                self._drive()
-                return self._end()
+                return self._drive()
         except BaseException as error:
-            if isinstance(error, Fenced):
-                self._note_late(error)
-            if self._run is not None and self.current.announcer.open:  # fenced, a journal that failed …
+            self._broken(error)
+            if self._run is not None and self._run.announcer.open:  # fenced, a journal that failed …
                 self._emit("session_ended", status="broken", reason=str(error))
             raise
         finally:
-            self.context.driven_no_more()
-            self.home.close()
+            self._close()
+
+    def _open(self, start: str | None) -> bool:
+        """Own it, and commit what it begins with; False if nothing is left to do."""
+        raise NotImplementedError
+
+    def _drive(self) -> Any:
+        """Run until it has ended; the result."""
+        raise NotImplementedError
+
+    def _broken(self, error: BaseException) -> None:
+        """Report what the end of this execution does not show."""
+
+    def _close(self) -> None:
+        """Let go of it."""
+        raise NotImplementedError
+
+    @property
+    def current(self) -> Run:
+        assert self._run is not None
+        return self._run
+
+    def _stop_run(self) -> None:
+        if self._run is not None:
+            self._run.inbox.stop()
+
+    def _leave_at_once(self, error: Interrupted) -> None:
+        """End a run in another thread whose grace period is over."""
+        if self._run is not None:
+            self._run.inbox.leave(error)
+
+    def _emit(self, kind: Any, task: str = "", **facts: Any) -> None:
+        self.current.announcer.emit(kind, task, **facts)
+
+    # --- before ------------------------------------------------------------------------
+
+    def _is_over(self, start: str | None) -> bool:
+        """Return True if nothing is run, for the session has ended for good; refuse another workflow's."""
+        context, state = self.context, self.context.state
+        resuming.check_workflow(context, state, self._workflow())
+        if start is not None:
+            return False
+        if state.status == "cancelled":
+            raise SessionCancelled(
+                f"Session {state.session} was cancelled: {state.reason}",
+                hint="Start a new session, or resume from one of its checkpoints by path.",
+                session=state.session,
+            )
+        if not resuming.is_finished(state):
+            return False
+        self._check_finished()
+        line = resuming.finished_line(context, state)
+        resuming.notify(context, line)
+        announcer = Announcer(context.session, self.settings.observers)
+        announcer.emit("session_finished", **context.facts(), line=line)
+        return True
+
+    def _workflow(self) -> str | None:
+        """Return the name of the workflow that the session is of."""
+        raise NotImplementedError
+
+    def _check_finished(self) -> None:
+        """Refuse what is not to be executed twice."""
+
+    def _check(self, start: str | None, inputs: Collection[str]) -> dict[str, Binding]:
+        """Check all that can be checked before the first task."""
+        state = self.context.state
+        starts = (start,) if start is not None else state.starts or tuple(self.graph.roots())
+        if not starts:
+            raise GraphError("The workflow has no task to start with.", hint="Decorate functions with @task.")
+        self.graph.compile(starts)
+        check_answers(self.graph, state.tasks, self.settings)
+        return check_graph(self.graph, self.settings, inputs, shared=not self.context.home.alone)
+
+    # --- after -------------------------------------------------------------------------
+
+    def _result(self, status: str) -> Any:
+        """Return what the last task returned, or raise the error that the session has ended with."""
+        state = self.context.state
+        session, reason = state.session, state.reason
+        match status:
+            case "completed":
+                return self.context.result()
+            case "stopped":
+                log.info("session %s: %s%s", session, reason, self._larger())
+                return self.context.result()
+            case "cancelled":
+                raise WorkflowCancelled(reason, session=session)
+            case "paused" if asked := doubts(state):
+                raise resuming.in_doubt(session, list(asked.values()))
+            case "paused":
+                raise paused(session, reason)
+            case "stalled":
+                raise self._with_note(resuming.stalled(state))
+        failure = self._run.announcer.failure if self._run is not None else None
+        raise self._with_note(failure or TaskError(reason, session=session))
+
+    def _larger(self) -> str:
+        return f"; resume with a larger one: {self._command()}" if self._can_go_on() else ""
+
+    def _interrupted(self, message: str, *, ended: bool) -> NoReturn:
+        """Stop by a signal, and say how to continue."""
+        self._emit("session_ended", status="completed" if ended else "interrupted")
+        sys.stderr.write(f"graflow-ckpt: {message}\n")
+        raise Interrupted(message, self.context.session_id)
+
+    def _with_note(self, error: BaseException) -> BaseException:
+        """Return the task's own exception, with the command that continues."""
+        if self._can_go_on():
+            error.add_note(f"Session {self.context.session_id} can go on: {self._command()}")
+        return error
+
+    def _can_go_on(self) -> bool:
+        """Return True if there is something that a command could continue."""
+        return True
+
+    def _command(self) -> str:
+        return f"graflow-ckpt resume {self.context.session_id}{self.context.home.option()}"
+
+
+class OwnExecution(Execution):
+    """One call of execute on a session of this process."""
+
+    def __init__(self, context: ExecutionContext, loop: Loop | None) -> None:
+        super().__init__(context, loop)
+        self.home = context.home
+        self._went_back: dict[tuple[str, int], int] = {}  # task and cycle -> how often
+
+    def _broken(self, error: BaseException) -> None:
+        if isinstance(error, Fenced):
+            self._note_late(error)
+
+    def _close(self) -> None:
+        self.context.driven_no_more()
+        self.home.close()
 
     def _note_late(self, error: Fenced) -> None:
         """Log a late write as evidence: the store keeps nothing of what it has refused."""
@@ -146,45 +248,43 @@ class _Execution:
             extra={"session": session, "step": step, "epoch": epoch},
         )
 
-    def _drive(self) -> None:
+    def _drive(self) -> Any:
         while True:
             try:
-                return self.current.drive()
+                self.current.drive()
+                break
             except GoBack as back:
                 self._set_up(self._go_back(back))
             except Interrupted:
-                self._ending.leave()
-
-    @property
-    def current(self) -> Run:
-        assert self._run is not None
-        return self._run
-
-    def _stop_run(self) -> None:
-        if self._run is not None:
-            self._run.inbox.stop()
-
-    def _leave(self, error: Interrupted) -> None:
-        """End a run in another thread whose grace period is over."""
-        self.current.inbox.leave(error)
+                self._leave()
+        # A signal that came too late to stop anything still ends the program.
+        if self.stop.signal is not None and self.context.status not in ("failed", "stalled", "cancelled"):
+            self._leave()
+        return self._end()
 
     # --- before ------------------------------------------------------------------------
+
+    def _is_over(self, start: str | None) -> bool:
+        return self.context.found is not None and super()._is_over(start)
+
+    def _workflow(self) -> str | None:
+        return self.context.found.meta.get("workflow") if self.context.found is not None else None
+
+    def _open(self, start: str | None) -> bool:
+        self._set_up(self._prepare(start))
+        return True
 
     @collector_at_rest()
     def _prepare(self, start: str | None) -> list[Op]:
         """Check all that can be checked before the first task; the first transition."""
         context, state = self.context, self.context.state
-        starts = (start,) if start is not None else state.starts or tuple(self.graph.roots())
-        if not starts:
-            raise GraphError("The workflow has no task to start with.", hint="Decorate functions with @task.")
-        self.graph.compile(starts)
-        check_answers(self.graph, context.state.tasks, self.settings)
+        state.limit_to(context.taken_limit())
         fresh = context.found is None
         if fresh and not context.started:
             context.note_inputs()
+        self._bindings = self._check(start, self.home.inputs)
         context.begin()
         self.home.trace.follow(self.settings.observers)
-        self._bindings = check_graph(self.graph, self.settings, self.home.written.inputs)
         self.home.run_with(self.settings)
         if not fresh or wants_home(context, self._bindings):
             self._move_in(fresh)
@@ -192,7 +292,7 @@ class _Execution:
         if fresh and start is None and state.specs:
             return [("reopen", epoch, state.max_steps)]  # the caller has queued what is to run
         if fresh or start is not None:
-            state.start_at(starts)
+            state.start_at(self.graph.starts)
             if context.basis.again:
                 self._line = resuming.again_line(context)
                 resuming.notify(context, self._line)
@@ -206,7 +306,7 @@ class _Execution:
         self.home.open(take_over=self.settings.take_over)
         _ = self.home.keyring
         if fresh:
-            self.home.describe_program(self.graph)  # code that has no pickle is told of before the first task
+            self.home.program.of(self.graph)  # code that has no pickle is told of before the first task
             self.home.count_on()
 
     def _resume(self, epoch: int, *, died: bool = True) -> list[Op]:
@@ -239,7 +339,7 @@ class _Execution:
         context, session = self.context, self.context.session
         announcer, inbox = Announcer(session, self.settings.observers), Inbox()
         invoker = Invoker(
-            self.graph, session, self.settings, RunHost(context, announcer, inbox), self._bindings,
+            self.graph, session, self.settings, self._host(announcer, inbox), self._bindings,
             loop=self._loop, went_back=self._went_back,
         )  # fmt: skip
         cutter = Cutter(
@@ -253,6 +353,14 @@ class _Execution:
         if self.settings.rng and isinstance(session.state.rng, bytes):
             restore_random(session.state.rng)
         self._begin(cutter, ops, undriven)
+
+    def _host(self, announcer: Announcer, inbox: Inbox) -> RunHost:
+        number, session = self.context.state.run, self.context.session
+        return RunHost(
+            self.graph, session, self.home, announcer, inbox, context=self.context,
+            execution=session.id if number == 1 else f"{session.id}#{number}",
+            keeps=self.settings.durability != "none",
+        )  # fmt: skip
 
     def _begin(self, cutter: Cutter, ops: list[Op], undriven: list[tuple[int, float, list[Op]]]) -> None:
         """Commit the first transition, and save the checkpoint that has to precede the first task."""
@@ -297,7 +405,8 @@ class _Execution:
         visit = (task, back.claim.spec.cycle)
         times = self._went_back[visit] = self._went_back.get(visit, 0) + 1
         if times > back.budget:
-            self._ending.fail(error, back.outcome.error)
+            self._emit("session_ended", status="failed", reason=back.outcome.error)
+            raise self._with_note(error)
         context = self.context
         context.session.close(
             SessionError("the session went back to an earlier cut", session=context.session_id)
@@ -314,7 +423,7 @@ class _Execution:
             ) from error
         while self.stop.signal is None and (left := back.outcome.due - context.session.clock()) > 0:
             sleep(min(left, 0.1))
-        self.current.announcer.emit("session_went_back", task, step=context.steps, path=found.path)
+        self._emit("session_went_back", task, step=context.steps, path=found.path)
         log.warning(
             "task %s failed with %s changed; the session goes on from step %d",
             task,
@@ -327,90 +436,45 @@ class _Execution:
 
     # --- after -------------------------------------------------------------------------
 
-    @property
-    def _ending(self) -> Ending:
-        return Ending(self.context, self.current)
-
     def _end(self) -> Any:
-        # A signal that came too late to stop anything still ends the program.
-        if self.stop.signal is not None and self.context.status not in ("failed", "stalled", "cancelled"):
-            self._ending.leave()
-        return self._ending.result()
-
-    def _emit(self, kind: Any, task: str = "", **facts: Any) -> None:
-        self.current.announcer.emit(kind, task, **facts)
-
-
-class Ending:
-    """The end of an execution: the last cut, what the caller gets, and the command that continues."""
-
-    def __init__(self, context: ExecutionContext, run: Run) -> None:
-        self.context = context
-        self.settings = context.settings
-        self.home = context.home
-        self.run = run
-
-    def result(self) -> Any:
-        """Return what the last task returned, or raise the error that the session has ended with."""
-        state = self.context.state
-        status = state.status
-        failed = status == "failed"
+        """Take the last cut, and return the result or raise the error of the session."""
+        state, failed = self.context.state, self.context.status == "failed"
         if failed and self.settings.on_failure == "rollback":
             self._roll_back()
-        elif status != "completed" or self.context.named or self.home.sequence > 0:  # it may be asked again
+        elif state.status != "completed" or self.context.named or self.home.sequence > 0:
+            # it may be asked again
             self._last_cut("failure" if failed else "end")
         unsaved = self.context.cutter.unsaved if self.context.cutter is not None else ""
-        self.run.announcer.emit("session_ended", status=status, reason=state.reason, unsaved=unsaved)
-        if status == "completed":
-            return self.context.result()
-        if status == "stopped":
-            goes_on = f"; resume with a larger one: {self._command()}" if self.home.last is not None else ""
-            log.info("session %s: %s%s", state.session, state.reason, goes_on)
-            return self.context.result()
-        if status == "cancelled":
-            raise WorkflowCancelled(state.reason, session=state.session)
-        if status == "stalled":
-            raise self.with_note(stalled(state))
-        failure = self.run.announcer.failure or TaskError(state.reason, session=state.session)
-        raise self.with_note(failure)
+        self._emit("session_ended", status=state.status, reason=state.reason, unsaved=unsaved)
+        return self._result(state.status)
 
-    def leave(self) -> NoReturn:
+    def _leave(self) -> NoReturn:
         """Stop by a signal: cut if nothing is on loan, and say how to continue from where."""
         self._last_cut("signal")
-        session, last = self.context.session_id, self.home.last
+        session, last, ended = self.context.session_id, self.home.last, self.context.status == "completed"
         saved = f"at step {last.steps} ({last.path})" if last is not None else "and was not saved"
         if self.context.cutter is not None and self.context.cutter.recorded:
             saved = f"at step {self.context.steps}"
-        ended = self.context.status == "completed"
-        message = f"session {session} stopped; it goes on {saved} with: {self._command()}"
-        if last is None:
-            message = f"session {session} stopped; nothing of it was saved"
         if ended:
             message = f"session {session} is completed, {saved}"
-        self.run.announcer.emit("session_ended", status="completed" if ended else "interrupted")
-        sys.stderr.write(f"graflow-ckpt: {message}\n")
-        raise Interrupted(message, session)
+        elif last is None:
+            message = f"session {session} stopped; nothing of it was saved"
+        else:
+            message = f"session {session} stopped; it goes on {saved} with: {self._command()}"
+        self._interrupted(message, ended=ended)
 
-    def fail(self, error: BaseException, reason: str) -> NoReturn:
-        """End with an error that no commit has recorded: the last cut is kept."""
-        self.run.announcer.emit("session_ended", status="failed", reason=reason)
-        raise self.with_note(error)
-
-    def with_note(self, error: BaseException) -> BaseException:
-        """Return the task's own exception, with the command that continues."""
-        if self.home.last is not None and self.settings.on_failure != "rollback":
-            error.add_note(f"Session {self.context.session_id} can go on: {self._command()}")
-        return error
+    def _can_go_on(self) -> bool:
+        return self.home.last is not None and self.settings.on_failure != "rollback"
 
     def _last_cut(self, cause: str) -> None:
         if self.settings.durability == "none":
             return
         if self.context.session.broken is not None:  # a signal's exception came in the middle of a commit
             log.warning("%s", self.context.session.broken.message, extra={"session": self.context.session_id})
-        elif self.run.torn:
+        elif self.current.torn:
             log.warning(
                 "%s may have been changed by the attempt that failed: the last checkpoint stands",
-                ", ".join(self.run.torn),
+                ", ".join(self.current.torn),
                 extra={"session": self.context.session_id},
             )
         else:
@@ -425,7 +489,16 @@ class Ending:
             self.home.close_journal()
             forget_journal(self.home.store, self.context.session_id, self.home.lease)
 
-    def _command(self) -> str:
-        folder = self.home.store.folder
-        where = "" if goes_without_saying(folder) else f" --store {shlex.quote(as_typed(folder))}"
-        return f"graflow-ckpt resume {self.context.session_id}{where}"
+
+def doubts(state: SessionState) -> dict[int, str]:
+    """Return the specs that wait for an answer, and their tasks."""
+    specs = [state.specs[key] for key in state.dead]
+    return {spec.key: spec.task_id for spec in specs if spec.execution_strategy == "doubt"}
+
+
+def paused(session: str, reason: str) -> SessionError:
+    return SessionError(
+        f"Session {session} is paused: {reason}",
+        hint="The next one who executes it goes on.",
+        session=session,
+    )

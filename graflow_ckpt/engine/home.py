@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from graflow_ckpt import __version__
 from graflow_ckpt.checkpoint import archive, history, journal
 from graflow_ckpt.checkpoint.archive import Allowance, Found, metadata_of
 from graflow_ckpt.checkpoint.care.inventory import cut_of, inventory
 from graflow_ckpt.checkpoint.care.pruning import Guard, carry_out, forget_journal, plan
-from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, Lines, lines_in
-from graflow_ckpt.checkpoint.program import program
-from graflow_ckpt.checkpoint.program.plan import CurrentTask
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, Lines, lines_in, now_iso
 from graflow_ckpt.checkpoint.program.program import Program
 from graflow_ckpt.checkpoint.retention import WAITS, Cut, Retention, automatic, forked_from
 from graflow_ckpt.checkpoint.seals.seal import key_storage_warning, passing_warning
-from graflow_ckpt.checkpoint.snapshot import Snapshot
+from graflow_ckpt.checkpoint.snapshot import BACKEND, Snapshot, capture
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -39,14 +38,25 @@ from graflow_ckpt.core.events import Kind
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line
 from graflow_ckpt.engine.announcer import Trace
+from graflow_ckpt.engine.resuming import Description, Written
 from graflow_ckpt.engine.settings import Settings, tell_slow
-from graflow_ckpt.stores import backend_of, folder_on_disk, open_beside, open_store, places, store_of
+from graflow_ckpt.stores import (
+    as_typed,
+    backend_of,
+    folder_on_disk,
+    open_beside,
+    open_store,
+    places,
+    store_of,
+)
 from graflow_ckpt.stores.around.encodings import AEAD, Metas
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.names import base_of, session_of
 
-log = logging.getLogger("graflow_ckpt.checkpoint")
+if TYPE_CHECKING:
+    from graflow_ckpt.engine.context import ExecutionContext
 
+log = logging.getLogger("graflow_ckpt.checkpoint")
 
 EARNED = 20
 """How many metas a pass may read for each save."""
@@ -182,66 +192,39 @@ class Tidier:
         self._emit(kind, error=str(error), error_type=type(error).__name__, backend=backend, **facts)
 
 
-def program_file() -> str | None:
-    """Return the file that runs as `__main__`, so that `resume SESSION` finds the code."""
-    found = getattr(sys.modules.get("__main__"), "__file__", None)
-    return os.path.abspath(found) if found else None
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The program of a session, as each checkpoint describes it in addition to its graph and code."""
-
-    workflow: str = ""
-    program: str = ""  # the file that defines the workflow
-    inputs: Mapping[str, str] = field(default_factory=dict)  # their digests
-    options: Mapping[str, str] = field(default_factory=dict)
-    settings: Document | None = None
-    file: str | None = field(default_factory=program_file)
-    cwd: str | None = field(default_factory=os.getcwd)
-    argv: tuple[str, ...] | None = None  # None: those of this process
-
-    def following(self, meta: Document) -> Written:
-        """Return the same program, with the session's facts of a checkpoint."""
-        return replace(
-            self, inputs=dict(meta.get("inputs", {})), workflow=meta.get("workflow", ""),
-            settings=meta.get("settings"), program=self.program or meta.get("program", ""),
-        )  # fmt: skip
-
-    def adopting(self, meta: Document) -> Written:
-        """Return the program of a checkpoint, whichever process writes the next one."""
-        return replace(
-            self.following(meta), file=meta.get("file"), options=dict(meta["options"]),
-            cwd=meta.get("cwd") or self.cwd, argv=tuple(meta.get("argv") or ("",)),
-        )  # fmt: skip
-
-    def run_with(self, settings: Settings) -> Written:
-        return replace(
-            self, workflow=settings.workflow, options=dict(settings.options), settings=settings.document()
-        )
-
-    def with_code(self, facts: Document, code: bytes) -> Program:
-        return Program(
-            facts, code, self.file, tuple(sys.argv) if self.argv is None else self.argv, self.workflow,
-            {**self.inputs}, {**self.options}, self.cwd, self.program, self.settings,
-        )  # fmt: skip
-
-
 class CheckpointPlace:
     """The place of a session's checkpoints, and the reports of them."""
 
-    def __init__(self, session: str, store: CheckpointStore | str, *, alone: bool) -> None:
+    alone = True  # no other process commits to it or writes checkpoints of it
+    tables: ClassVar[Mapping[str, str]]  # where its queue and channel are
+    lease: Lease | None = None  # of this process alone
+
+    def __init__(self, session: str, store: CheckpointStore | str, program: Description) -> None:
         self.session = session
+        self.program = program
         self.backend = backend_of(store if isinstance(store, str) else store.url)  # the kind of its store
         self._store = store  # an address: it may not be there to be opened
         self.last: CheckpointMetadata | None = None
         self.save_error: Exception | None = None  # of the last save, unless a later one has succeeded
         self.trace = Trace(session)
-        self._alone = alone  # no other process writes checkpoints of it
         self._told_slow = False  # saves; a session says so once
         self._keyring: Keyring | None = None
         self._elsewhere: dict[str, CheckpointStore] = {}  # that paths of single cuts lead to
         self._tidier: Tidier | None = None
+
+    def own_path(self, steps: int) -> str:
+        """Return a path that nothing else of this session will have."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of what is owned."""
+
+    def reserve(self, steps: int, user: dict[str, Any], start: str = "") -> CheckpointMetadata:
+        """Return what is known of a checkpoint before it is taken, its path above all."""
+        return CheckpointMetadata(
+            "", self.session, now_iso(), steps, start, dict(self.tables), user, path=self.own_path(steps),
+            workflow=self.program.written.workflow, library=__version__,
+        )  # fmt: skip
 
     @property
     def store(self) -> CheckpointStore:
@@ -270,9 +253,7 @@ class CheckpointPlace:
     def tidy(self, keep: Retention, *, emit: Callable[..., None], last: bool = False) -> bool:
         """Delete what is not kept now that there is one more; return True if none is left."""
         if self._tidier is None:
-            self._tidier = Tidier(
-                self.store, self.session, lambda: self.keyring, emit=emit, alone=self._alone
-            )
+            self._tidier = Tidier(self.store, self.session, lambda: self.keyring, emit=emit, alone=self.alone)
         return self.last is not None and self._tidier.after(self.last, keep, last=last)
 
     def tell_saved(
@@ -288,10 +269,12 @@ class CheckpointPlace:
         if not self._told_slow:
             self._told_slow = tell_slow("SAVE", seconds, saved.path, self.session, limit)
 
-    def stamped(
-        self, metadata: CheckpointMetadata, *, parent: str | None, origin: str | None
-    ) -> CheckpointMetadata:
-        """Return the metadata with what the session, its trace and its store are to it."""
+    def describes(
+        self, snapshot: Snapshot, program: Program, *, path: str, sequence: int, cause: str,
+        user: dict[str, Any] | None, parent: str | None, origin: str | None,
+    ) -> CheckpointMetadata:  # fmt: skip
+        """Return the metadata of a checkpoint, with what the session, its trace and its store are to it."""
+        metadata = metadata_of(snapshot, program, path=path, sequence=sequence, cause=cause, user=user)
         context, original = self.trace.now()
         return replace(
             metadata, parent=parent, origin=origin, home=self.store.url, trace_context=context,
@@ -311,36 +294,39 @@ class CheckpointPlace:
 class Home(CheckpointPlace):
     """One session in one store."""
 
+    tables = BACKEND
+
     def __init__(self, store: CheckpointStore, session: str, written: Written | None = None) -> None:
-        super().__init__(session, store, alone=True)
-        self.written = written or Written()
+        super().__init__(session, store, Description(written or Written()))
         self.allowance = Allowance()
-        self.lease: Lease | None = None
         self.sequence = 0  # of the last cut
         self._reserved = 0  # the last number that a path has
         self.parent: str | None = None  # the last cut
         self.origin: str | None = None  # the cut that the session was forked from
         self.rewinds: Lines = ()  # what the session has gone back behind
         self.passed: list[tuple[str, CheckpointError]] = []  # cuts that the last `newest` could not use
-        self._tasks: list[CurrentTask] | None = None
-        self._summary: str | None = None
-        self._described: Document | None = None
-        self._program: Program | None = None
         self._segment: Journal | None = None
         self._after = -1
         self._writer: journal.Writer | None = None
 
-    def writes(self, written: Written) -> None:
-        """Have the next checkpoints say this of the program."""
-        self.written = written
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """The digests of what the session was started with."""
+        return self.program.written.inputs
 
-    def note_inputs(self, inputs: Mapping[str, str]) -> None:
-        """Keep the digests of what the session was started with."""
-        self.written = replace(self.written, inputs=inputs)
+    def told(self) -> dict[str, Any]:
+        """Return what observers are told of where it is kept."""
+        where = getattr(self.store, "folder", self.store.url)
+        return {"kept": self.lease is not None, "saved": self.last is not None, "store": where}
+
+    def option(self) -> str:
+        """Return the option of a command that finds it; "" where none is needed."""
+        folder = self.store.folder
+        return "" if places.goes_without_saying(folder) else f" --store {shlex.quote(as_typed(folder))}"
 
     def run_with(self, settings: Settings) -> None:
         """Begin a run: set what its checkpoints say, and how large they may be."""
-        self.written = self.written.run_with(settings)
+        self.program.run_with(settings)
         self.allowance = Allowance(settings.size_limit)
 
     def count_on(self) -> None:
@@ -354,7 +340,7 @@ class Home(CheckpointPlace):
             self.lease = self.store.acquire(self.session, take_over=take_over)
             folder = None if self.store.shared else folder_on_disk(self.store)
             warning = folder and (key_storage_warning(folder) or passing_warning(folder))
-            places.remember(self.store.url, self.written.program)
+            places.remember(self.store.url, self.program.written.program)
             if warning:
                 log.warning("%s", warning, extra={"session": self.session})
         return self.lease
@@ -408,7 +394,7 @@ class Home(CheckpointPlace):
         self.rewinds = lines_in(found.meta)
         self.trace.goes_on(found.meta)
         self.last = found.metadata
-        self.written = self.written.following(found.meta)
+        self.program.writes(self.program.written.following(found.meta))
 
     def adopts(self, found: Found) -> None:
         """Adopt a checkpoint of this or another session: the next cut, of its state, begins an epoch."""
@@ -425,33 +411,26 @@ class Home(CheckpointPlace):
 
     # --- cuts --------------------------------------------------------------------------
 
-    def tasks_of(self, graph: TaskGraph) -> list[CurrentTask]:
-        """Return the program's tasks as they were before the first ran: fingerprints are taken once."""
-        if self._tasks is None:
-            self._tasks = program.current_tasks(graph)
-        return self._tasks
-
-    def is_unchanged(self, graph: TaskGraph, described: Document) -> bool:
-        """Return True if the program is the one that a checkpoint describes; its description is then kept."""
-        if self._summary is None:
-            self._summary = program.summary_of(graph)
-        if self._summary == described.get("summary"):
-            self._described = described
-        return self._described is described
-
-    def describe_program(self, graph: TaskGraph) -> Program:
-        """Describe the program, once; tasks made at run time are kept with the state."""
-        if self._described is None:
-            self._described = program.describe(graph, self.tasks_of(graph))
-            self._described["summary"] = self._summary or program.summary_of(graph)
-        if self._program is None:
-            self._program = self.written.with_code(self._described, program.pack_code(graph))
-        return self._program
-
-    def reserve_path(self, steps: int) -> str:
-        """Return a path that nothing else of this session will have."""
+    def own_path(self, steps: int) -> str:
         self._reserved = max(self._reserved, self.sequence) + 1
         return archive.auto_path(self.store, self.session, steps, self._reserved)
+
+    @property
+    def last_path(self) -> str | None:
+        """The path of the last checkpoint."""
+        return self.last.path if self.last else None
+
+    def schedule(self, context: ExecutionContext) -> None:
+        """Commit the start of a session, so that it is kept as what is to run."""
+        graph = context.graph
+        context.state.start_at(graph.starts)
+        context.session.commit([graph.routes[name].enqueue() for name in graph.starts])
+
+    def take(
+        self, context: ExecutionContext, user: dict[str, Any] | None, path: str | None, portable: bool
+    ) -> CheckpointMetadata:
+        """Take the session as it is now, outside of a run; a checkpoint of it is always portable."""
+        return self.cut(context.graph, capture(context.state), "request", user, path)
 
     def cut(
         self,
@@ -469,35 +448,21 @@ class Home(CheckpointPlace):
         lease: Lease | None = self.open()
         assert lease is not None
         snapshot.facts["epoch"] = lease.epoch
-        place, path = self.place_of(path or self.reserve_path(snapshot.facts["steps"]))
-        keyring = self.keyring
+        place, path = self.place_of(path or self.own_path(snapshot.facts["steps"]))
+        keyring, program = self.keyring, self.program.of(graph)
         if place is not self.store:
             lease.check()  # that store knows nothing of ours
             lease, keyring = None, Keyring.for_store(place)
-        metadata = metadata_of(
-            snapshot,
-            self.describe_program(graph),
-            path=path,
-            sequence=self.sequence + 1,
-            cause=cause,
-            user=user,
-        )
-        metadata = self.stamped(metadata, parent=self.parent, origin=self.origin)
+        metadata = self.describes(
+            snapshot, program, path=path, sequence=self.sequence + 1, cause=cause, user=user,
+            parent=self.parent, origin=self.origin,
+        )  # fmt: skip
         if self.rewinds:
             lines = [[line.epoch, line.sequence] for line in self.rewinds]
             metadata = replace(metadata, rewinds=lines, needs=[*metadata.needs, "rewinds"])
-        program = self.describe_program(graph)
+        going = self._going(path, lease, keep)
         try:
-            metadata = archive.save(
-                place,
-                keyring,
-                lease,
-                snapshot,
-                program,
-                metadata,
-                self.allowance,
-                self._going(path, lease, keep),
-            )
+            metadata = archive.save(place, keyring, lease, snapshot, program, metadata, self.allowance, going)
         except SaveOutcomeUnknown:
             self.sequence += 1  # it may be there: of two with one number the newer one would be unknown
             raise

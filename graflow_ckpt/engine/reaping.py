@@ -12,17 +12,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
 
 from graflow_ckpt.core.errors import Fenced, GraflowError
 from graflow_ckpt.core.facts import Op, TaskSpec
-from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.engine.run import CRASH_BUDGET
-from graflow_ckpt.links.complaints import fact, readable, translated
-from graflow_ckpt.links.processes import is_gone, owner_from
+from graflow_ckpt.links.processes import is_gone
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.redis.keys import RENEW, head_of, keys_of
-from graflow_ckpt.sessions.redis.ops import Cells, spec_of
+from graflow_ckpt.sessions.redis.facts import RedisFacts
+from graflow_ckpt.sessions.redis.keys import RENEW, keys_of
+from graflow_ckpt.sessions.redis.ops import Cells
 from graflow_ckpt.sessions.redis.session import PATIENCE, RedisSession
 
 log = logging.getLogger("graflow_ckpt.engine")
@@ -49,10 +47,8 @@ def release(
     `crashed`: whether the worker died of what it ran, which counts against the task. `patience`: seconds to
     wait for a server that is away.
     """
-    client: Any = link.client
-    with translated(link.address), readable(session, link.address):
-        holds = held(link, session, token, cells)
-        asks = dict(fact("io", client.hget(f"{keys_of(session)}h", "io") or b"{}"))
+    facts = RedisFacts(link, session)
+    holds, asks = facts.held(token, cells), facts.parsed("io")
     ops = [_op(spec, asks, why, crashed) for spec in holds]
     sender = RedisSession(link, session, cells, patience=patience)
     try:
@@ -72,41 +68,13 @@ def release_the_dead(
     link: RedisLink, session: str, cells: Cells, *, patience: float = PATIENCE
 ) -> list[Emitted]:
     """Release all tokens of a session whose owners are gone, on this machine or by their leases."""
-    prefix = keys_of(session)
-    client: Any = link.client
-    with translated(link.address):
-        owners: dict[bytes, bytes] = client.hgetall(f"{prefix}own")
-        seconds, micros = client.time()
-        leases = dict(client.zrange(f"{prefix}tok", 0, -1, withscores=True))
-    now = seconds * 1000 + micros / 1000
     emitted: list[Emitted] = []
-    for token, owner in owners.items():
-        whose = owner_of(owner)
-        gone = whose is not None and is_gone(whose)
-        if gone or leases.get(token, now) < now:
+    for token, owner, left in RedisFacts(link, session).holders():
+        gone = owner is not None and is_gone(owner)
+        if gone or (left is not None and left < 0):
             why = "its process is gone" if gone else LEASE_OVER
-            found = release(link, session, cells, token.decode(), why, forced=gone, patience=patience)
-            emitted += found or ()
+            emitted += release(link, session, cells, token, why, forced=gone, patience=patience) or ()
     return emitted
-
-
-def owner_of(record: bytes) -> Owner | None:
-    """Return the process that runs the slice of a token, as its session has it; None if it names none."""
-    return owner_from(record.partition(b"\x1e")[0])
-
-
-def held(link: RedisLink, session: str, token: str, cells: Cells) -> list[TaskSpec]:
-    """Return what a token has claimed, the latest first: so it is released into its old order."""
-    client: Any = link.client
-    head_of(client, link.address, session)  # of an unknown format: nothing in it can be read
-    fields: dict[bytes, bytes] = client.hgetall(f"{keys_of(session)}c")
-    mine = []
-    with readable(session, link.address):
-        for record in (record for field, record in fields.items() if field.isdigit()):
-            number, holder, spec = record.split(b"\x1f", 2)
-            if holder == token.encode():
-                mine.append((int(number), spec_of(spec, cells)))
-    return [spec for _, spec in sorted(mine, reverse=True)]
 
 
 def _op(spec: TaskSpec, asks: dict[str, str], why: str, crashed: bool) -> Op:

@@ -9,28 +9,30 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.care.inventory import cut_of, seconds
 from graflow_ckpt.checkpoint.model import Document
+from graflow_ckpt.checkpoint.program import program
 from graflow_ckpt.checkpoint.program.plan import CurrentTask, Plan, make_plan
-from graflow_ckpt.checkpoint.program.program import saved_tasks, unpack_task
+from graflow_ckpt.checkpoint.program.program import Program, saved_tasks, unpack_task
 from graflow_ckpt.checkpoint.snapshot import restore
-from graflow_ckpt.checkpoint.values.pickles import collector_at_rest
 from graflow_ckpt.core.errors import (
     GraflowError,
     InDoubt,
     JournalDamaged,
     NoSession,
     OtherWorkflow,
-    SessionCancelled,
     SessionError,
     SessionExists,
     SessionFinished,
@@ -41,23 +43,36 @@ from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.announcer import Announcer
-from graflow_ckpt.engine.context import Basis, ExecutionContext
 from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.engine.settings import Settings, tell_slow
+
+if TYPE_CHECKING:
+    from graflow_ckpt.engine.context import ExecutionContext
 
 log = logging.getLogger("graflow_ckpt.engine")
 
 
-@collector_at_rest()
-def open_session(
-    graph: TaskGraph, session_id: str | None, settings: Settings, store: str
-) -> ExecutionContext:
-    """Return a new session, or the one of that id as it was left."""
-    context = ExecutionContext(graph, session_id, settings=settings, store=store)
-    if session_id is None:
-        if settings.resume == "must":
-            raise NoSession("resume='must' needs a session id.", hint='Give session_id="..." or --session.')
-        return context
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The state that a session continues from; a new one from nothing."""
+
+    found: Found | None = None
+    payload: dict[str, Any] | None = None  # what is in its pickle
+    replayed: int = 0  # journal records after it
+    damage: JournalDamaged | None = None  # where the journal that was replayed ends too early
+    named: bool = False  # by a user: what came after it does not count, or is where the session is live
+    there: bool = False  # the session was there before, without a checkpoint: in Redis
+    again: bool = False  # the session was finished, and begins its next run
+
+    @property
+    def resumed(self) -> bool:
+        """True if the session is not new."""
+        return self.found is not None or self.there
+
+
+def open_newest(context: ExecutionContext) -> None:
+    """Own a session, and continue where it was left."""
+    settings, session_id = context.settings, context.session_id
     context.home.open(take_over=settings.take_over)
     try:
         found = _newest(context)
@@ -78,12 +93,11 @@ def open_session(
     except BaseException:
         context.home.close()
         raise
-    return context
 
 
 def _finished(context: ExecutionContext, found: Found) -> None:
     """Refuse to execute a finished session, or begin its next run; the former one stays as history."""
-    if not is_finished(context):
+    if not is_finished(context.state):
         return
     if context.settings.on_finished == "error":
         raise SessionFinished(
@@ -97,7 +111,7 @@ def _finished(context: ExecutionContext, found: Found) -> None:
     state = SessionState(context.session_id)
     state.run = max(last, context.state.run) + 1
     state.epoch = context.state.epoch
-    context.home.note_inputs({})
+    context.home.program.says(inputs={})
     context.stand_on(Basis(again=True), state)
 
 
@@ -187,21 +201,8 @@ def _replay(
     return count, damaged[0] if damaged else None
 
 
-def runs_nothing(context: ExecutionContext) -> bool:
-    """Return True if a resumed session has ended for good."""
-    status = context.status
-    if status == "cancelled":
-        raise SessionCancelled(
-            f"Session {context.session_id} was cancelled: {context.state.reason}",
-            hint="Start a new session, or resume from one of its checkpoints by path.",
-            session=context.session_id,
-        )
-    return is_finished(context)
-
-
-def is_finished(context: ExecutionContext) -> bool:
+def is_finished(state: SessionState) -> bool:
     """Return whether nothing is left to do in a session that has ended well."""
-    state = context.state
     return state.status == "completed" and not (state.ready or state.delayed)
 
 
@@ -220,27 +221,30 @@ def plan_for(context: ExecutionContext, *, noted: bool = False) -> Plan:
     `noted`: if nothing has changed, only with the rows that have a note.
     """
     assert context.found is not None
-    facts = dict(context.found.facts)
-    state = context.state  # with the journal's records, where there are any
-    facts["completed_tasks"] = list(state.completed)
-    facts["skipped"] = dict(state.skipped)
-    facts["made"] = list(state.tasks)
-    facts["passed"] = list(state.passed)
-    facts["gates"] = list(state.gates)
+    facts, state = context.found.facts, context.state  # with the journal's records, where there are any
     if context.settings.recorded:  # it has a record of every claim
-        running = set(state.claimed)
+        running: Collection[int] = state.claimed
     else:
         running = {spec["key"] for spec in facts["pending_tasks"] if spec["status"] == "running"}
-    where = dict.fromkeys(running, "running") | dict.fromkeys(state.dead, "failed")
-    facts["pending_tasks"] = [
-        {"task_id": s.task_id, "status": where.get(s.key, "pending")} for s in state.pending()
-    ]
-    graph, changed = context.graph, context.settings.changed
-    if noted and context.home.is_unchanged(graph, facts["graph"]):
+    facts = facts_of(facts, state, running)
+    graph, changed, known = context.graph, context.settings.changed, context.home.program
+    if noted and known.is_unchanged(graph, facts["graph"]):
         saved = saved_tasks(facts, noted=True)
         same = [CurrentTask(t.name, t.fingerprint, t.after) for t in saved if t.name in graph.nodes]
         return make_plan(saved, same, changed)
-    return make_plan(saved_tasks(facts), context.home.tasks_of(graph), changed)
+    return make_plan(saved_tasks(facts), known.tasks_of(graph), changed)
+
+
+def facts_of(facts: Document, state: SessionState, running: Collection[int]) -> Document:
+    """Return control facts as of this state, as far as a plan needs them; `running`: the keys of specs."""
+    where = dict.fromkeys(running, "running") | dict.fromkeys(state.dead, "failed")
+    return {
+        **facts, "completed_tasks": list(state.completed), "skipped": dict(state.skipped),
+        "made": list(state.tasks), "passed": list(state.passed), "gates": list(state.gates),
+        "pending_tasks": [
+            {"task_id": s.task_id, "status": where.get(s.key, "pending")} for s in state.pending()
+        ],
+    }  # fmt: skip
 
 
 def accept(plan: Plan, session: str) -> None:
@@ -344,6 +348,102 @@ def in_doubt(session: str, asked: list[str]) -> InDoubt:
         session=session,
         tasks=asked,
     )
+
+
+# --- the program: what checkpoints say of it in addition to where the session is --------------------
+
+
+def program_file() -> str | None:
+    """Return the file that runs as `__main__`, so that `resume SESSION` finds the code."""
+    found = getattr(sys.modules.get("__main__"), "__file__", None)
+    return os.path.abspath(found) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The program of a session, as each checkpoint describes it in addition to its graph and code."""
+
+    workflow: str = ""
+    program: str = ""  # the file that defines the workflow
+    inputs: Mapping[str, str] = field(default_factory=dict)  # their digests
+    options: Mapping[str, str] = field(default_factory=dict)
+    settings: Document | None = None
+    file: str | None = field(default_factory=program_file)
+    cwd: str | None = field(default_factory=os.getcwd)
+    argv: tuple[str, ...] | None = None  # None: those of this process
+
+    def following(self, meta: Document) -> Written:
+        """Return the same program, with the session's facts of a checkpoint."""
+        return replace(
+            self, inputs=dict(meta.get("inputs", {})), workflow=meta.get("workflow", ""),
+            settings=meta.get("settings"), program=self.program or meta.get("program", ""),
+        )  # fmt: skip
+
+    def adopting(self, meta: Document) -> Written:
+        """Return the program of a checkpoint, whichever process writes the next one."""
+        return replace(
+            self.following(meta), file=meta.get("file"), options=dict(meta["options"]),
+            cwd=meta.get("cwd") or self.cwd, argv=tuple(meta.get("argv") or ("",)),
+        )  # fmt: skip
+
+    def with_code(self, facts: Document, code: bytes) -> Program:
+        return Program(
+            facts, code, self.file, tuple(sys.argv) if self.argv is None else self.argv, self.workflow,
+            {**self.inputs}, {**self.options}, self.cwd, self.program, self.settings,
+        )  # fmt: skip
+
+
+class Description:
+    """The program of a session, as its checkpoints have it; described once, before the first task."""
+
+    def __init__(self, written: Written, made: Program | None = None) -> None:
+        self.written = written
+        self._made = made
+        self._tasks: list[CurrentTask] | None = None
+        self._summary: str | None = None
+        self._facts: Document | None = None
+
+    def writes(self, written: Written) -> None:
+        """Have the next checkpoints say this of the program."""
+        self.written = written
+
+    def says(self, **facts: Any) -> None:
+        """Replace some of what the next checkpoints say."""
+        self.written = replace(self.written, **facts)
+
+    def run_with(self, settings: Settings) -> None:
+        """Say what a run is begun with."""
+        options, stored = dict(settings.options), settings.document()
+        self.says(workflow=settings.workflow, options=options, settings=stored)
+
+    @property
+    def known(self) -> Program:
+        """What `of` has returned, or was given."""
+        assert self._made is not None
+        return self._made
+
+    def tasks_of(self, graph: TaskGraph) -> list[CurrentTask]:
+        """Return the program's tasks as they were before the first ran: fingerprints are taken once."""
+        if self._tasks is None:
+            self._tasks = program.current_tasks(graph)
+        return self._tasks
+
+    def is_unchanged(self, graph: TaskGraph, described: Document) -> bool:
+        """Return True if the program is the one that a checkpoint describes; its description is then kept."""
+        if self._summary is None:
+            self._summary = program.summary_of(graph)
+        if self._summary == described.get("summary"):
+            self._facts = described
+        return self._facts is described
+
+    def of(self, graph: TaskGraph) -> Program:
+        """Return the program; tasks made at run time are kept with the state."""
+        if self._made is None:
+            if self._facts is None:
+                self._facts = program.describe(graph, self.tasks_of(graph))
+                self._facts["summary"] = self._summary or program.summary_of(graph)
+            self._made = self.written.with_code(self._facts, program.pack_code(graph))
+        return self._made
 
 
 # --- notices: one line for each run but that of a new session. Never names a command that would fail ---

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-from graflow_ckpt import __version__
-from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
+from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program.program import pack_task
-from graflow_ckpt.checkpoint.snapshot import BACKEND
 from graflow_ckpt.core.decide import decide
 from graflow_ckpt.core.errors import (
     GraphError,
@@ -32,16 +31,19 @@ from graflow_ckpt.core.errors import (
     WriteConflict,
 )
 from graflow_ckpt.core.facts import Cancelled, Cell, Claim, Done, Failed, Live, Op, Outcome
+from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.invoke import Invoker, Running, refused, without_body
 from graflow_ckpt.engine.settings import Slots
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
+from graflow_ckpt.sessions.protocol import Session
 from graflow_ckpt.stores.places import path_at
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.context import ExecutionContext
+    from graflow_ckpt.engine.home import CheckpointPlace
 
 log = logging.getLogger("graflow_ckpt.engine")
 
@@ -471,15 +473,18 @@ class Run:
 class RunHost:
     """A run, as seen from its tasks."""
 
-    execution_context: ExecutionContext | None
-
-    def __init__(self, context: ExecutionContext, announcer: Announcer, inbox: Inbox) -> None:
-        self.execution_context = self._context = context
-        self.session_id = context.session_id
-        run_number = context.state.run
-        self.execution = self.session_id if run_number == 1 else f"{self.session_id}#{run_number}"
+    def __init__(
+        self, graph: TaskGraph, session: Session, home: CheckpointPlace, announcer: Announcer, inbox: Inbox,
+        *, context: ExecutionContext | None = None, execution: str = "", keeps: bool = True,
+    ) -> None:  # fmt: skip
+        self.execution_context = context  # None: the caller has it, in another process
+        self.session_id = session.id
+        self.execution = execution or session.id
+        self._graph = graph
+        self._session = session
+        self._home = home
         self._announcer, self._inbox = announcer, inbox
-        self._graph = context.graph
+        self._keeps = keeps  # False: nothing of the session outlives the process
         self._pending: tuple[int, frozenset[str]] = (-1, frozenset())  # as of a transition
 
     def task_of(self, name: str) -> Task | None:
@@ -501,35 +506,39 @@ class RunHost:
 
     def reserve(self, task: str, metadata: dict[str, Any], storage: str | None = None) -> PendingCheckpoint:
         """Return a handle whose path is known before the checkpoint is there."""
-        context = self._context
-        path = context.home.reserve_path(context.steps + 1)
+        prepared = self._reserved(metadata)
         if storage is not None:
-            path = path_at(storage, context.home.store, path)
-        prepared = CheckpointMetadata(
-            "", self.session_id, now_iso(), context.steps + 1, context.start_node, dict(BACKEND), metadata,
-            path=path, workflow=context.settings.workflow, library=__version__,
-        )  # fmt: skip
-        return PendingCheckpoint(path, prepared)
+            prepared = replace(prepared, path=path_at(storage, self._home.store, prepared.path))
+        return PendingCheckpoint(prepared.path, prepared)
+
+    def _reserved(self, metadata: dict[str, Any]) -> CheckpointMetadata:
+        state = self._session.known()
+        return self._home.reserve(state.steps + 1, metadata, state.start_node)
 
     def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:
         """Return a task made at run time, as the session keeps it."""
-        if self._context.settings.durability == "none":
-            record: Cell = Live((task, spawner, before))
-        else:
-            record = pack_task(task, spawner, before)
-        state = self._context.state
-        known = state.tasks.get(task.name)
-        differs = known is not None and not same_task(known, record)
-        if differs and self._is_pending(task.name):
+        made = (task, spawner, before)
+        record: Cell = pack_task(*made) if self._keeps else Live(made)
+        known = self._made_before(task.name)
+        if known is not None and not same_task(known, record) and self._is_pending(task.name):
             raise made_differently(task.name)  # what is pending would run with what is new
         return record
 
+    def _made_before(self, name: str) -> Cell | None:
+        return self._session.known().tasks.get(name)
+
     def _is_pending(self, task: str) -> bool:
-        """Return True if it is pending: one look for all that an attempt makes, unless others commit."""
-        state = self._context.state
-        if self._pending[0] != state.sequence:
-            self._pending = state.sequence, frozenset(spec.task_id for spec in [*state.specs.values()])
+        """Return True if it is pending; asked once for all that an attempt makes, again before a refusal."""
+        transition = self._transition
+        if self._pending[0] != transition or task in self._pending[1]:
+            specs = self._session.known().specs
+            self._pending = transition, frozenset(spec.task_id for spec in [*specs.values()])
         return task in self._pending[1]
+
+    @property
+    def _transition(self) -> int:
+        """The number of the session's last one, as far as it is known here."""
+        return self._session.known().sequence
 
     @property
     def stopping(self) -> bool:

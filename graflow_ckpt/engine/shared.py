@@ -1,4 +1,4 @@
-"""A run over a session that others work on, too: its cuts, what its tasks can ask of it, and its token.
+"""What works on a session beside others: its cuts, what its tasks can ask of it, its token, and `execute`.
 
 Bodies work on copies, so nothing is ever on loan: a cut is taken at once, by the worker that has
 committed the request, or by the first that finds that a policy is due.
@@ -6,44 +6,52 @@ committed the request, or by the first that finds that a policy is due.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict
 from functools import partial
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
-from graflow_ckpt.checkpoint.program.program import pack_task, unpack_task
+from graflow_ckpt.checkpoint.program.plan import make_plan
+from graflow_ckpt.checkpoint.program.program import current_tasks, saved_tasks, unpack_task
+from graflow_ckpt.core.decide import ANSWERS
 from graflow_ckpt.core.errors import (
     CheckpointError,
     Fenced,
     GraflowError,
     ServerError,
+    SessionBusy,
     SessionError,
+    SessionFinished,
     WorkflowCancelled,
 )
 from graflow_ckpt.core.facts import Cell, Claim, Done, Failed, Op, Outcome, Request
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Since
-from graflow_ckpt.core.task import Task
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.engine import resuming
+from graflow_ckpt.engine.adopt import KEPT
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.bind import Binding
+from graflow_ckpt.engine.bind import Binding, takes_cuts
+from graflow_ckpt.engine.engine import Execution, doubts, paused
 from graflow_ckpt.engine.invoke import Invoker
-from graflow_ckpt.engine.reaping import Keeper, Kept
+from graflow_ckpt.engine.reaping import Keeper, Kept, release_the_dead
 from graflow_ckpt.engine.run import Inbox, Run, RunHost
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import SharedHome
-from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently
+from graflow_ckpt.engine.task_context import PendingCheckpoint
 from graflow_ckpt.links.complaints import readable
+from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.protocol import MadeSoFar
-from graflow_ckpt.sessions.redis.keys import keys_of, notes_what_is_made
+from graflow_ckpt.sessions.redis.facts import RedisFacts
 from graflow_ckpt.sessions.redis.ops import Cells
-from graflow_ckpt.sessions.redis.session import RedisSession
-from graflow_ckpt.stores.places import path_at
+from graflow_ckpt.sessions.redis.session import POLL, RedisSession
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.context import ExecutionContext
@@ -55,6 +63,9 @@ _PAGE = 1000  # tasks made at run time that are read at once
 
 TURN = 5.0
 """Seconds for which a moment that passes waits for a cut that is being written."""
+
+LEASE = 15.0
+ENDS = frozenset({"completed", "failed", "cancelled", "stopped", "stalled"})
 
 
 class SharedCuts:
@@ -101,7 +112,7 @@ class SharedCuts:
         # a worker that cuts now shows an earlier moment; this one comes again at the next commit, but not if
         # there is none, or if it is that nothing runs
         passes = self._session.status != "running" or not self._due(False)
-        with self._home.turn(TURN if passes else 0.0) as mine:
+        with self._home.facts.turn(TURN if passes else 0.0) as mine:
             if mine and self._due_for_all(idle):  # others may have cut between the question and our turn
                 if self.cut("policy", {"auto": True}) is not None:
                     self._home.tidy(self._settings.keep, emit=self._emit)
@@ -109,11 +120,11 @@ class SharedCuts:
 
     def _due_for_all(self, idle: bool) -> bool:
         """Return True if a cut is due by what all workers have done; another one may run, or have cut."""
-        steps, seconds = self._home.last_cut()
+        steps, seconds = self._home.facts.last_cut()
         self._looked = (steps, monotonic() - seconds)
-        if not self._due(idle):
-            return False
-        return self._due(False) or not self._home.others_run(len(self._session.held))
+        if not self._due(idle) or self._due(False):
+            return self._due(idle)
+        return int(self._home.facts.line()["held"] or 0) <= len(self._session.held)
 
     def _due(self, idle: bool) -> bool:
         steps, at = self._looked or (0, monotonic())
@@ -144,7 +155,7 @@ class SharedCuts:
         """Report an event; with on_save_failure="fail" pause the session for all workers."""
         self._home.tell_failed(self._emit, error, cause, seconds)
         with suppress(GraflowError):  # the server may be what has failed
-            self._home.has_failed(self._session.steps)
+            self._home.facts.cut_failed(self._session.steps)
         if self._settings.on_save_failure == "fail":
             self._session.commit([("status", "paused", f"The checkpoint failed: {error.message}")])
             raise error
@@ -169,12 +180,7 @@ class Made:
 
     def of(self, link: RedisLink, session: str) -> bool:
         """Return True if the session, as it is now, continues from these."""
-        if not self.last:
-            return False
-        pipe: Any = link.client.pipeline(transaction=False)
-        keys = keys_of(session)
-        number, last = pipe.hget(f"{keys}c", "format").hget(f"{keys}h", f"m:{self.times}").execute()
-        return notes_what_is_made(number) and last == self.last
+        return bool(self.last) and RedisFacts(link, session).last_make_is(self.times, self.last)
 
 
 class SharedHost(RunHost):
@@ -184,42 +190,24 @@ class SharedHost(RunHost):
         self, graph: TaskGraph, session: RedisSession, announcer: Announcer, inbox: Inbox, home: SharedHome,
         cells: Cells, made: Made | None = None, context: ExecutionContext | None = None,
     ) -> None:  # fmt: skip
-        self.execution_context = context  # None: the caller has it, in another process
-        self.session_id = self.execution = session.id
-        self._announcer, self._inbox = announcer, inbox
-        self._graph = graph
-        self._session = session
-        self._home = home
-        self._keys = keys_of(session.id)
+        super().__init__(graph, session, home, announcer, inbox, context=context)
+        self._shared, self._facts = session, home.facts
         self._cells = cells
         self.made = made or Made()
-        self._pending: tuple[int, frozenset[str]] = (-1, frozenset())
 
-    def reserve(self, task: str, metadata: dict[str, Any], storage: str | None = None) -> PendingCheckpoint:
-        """Return a handle whose path is known before the checkpoint is there."""
+    def _reserved(self, metadata: dict[str, Any]) -> CheckpointMetadata:
         # a number that a lost reply has taken with it is missing in the paths, and that is all
-        prepared = self._session.patiently(lambda: self._home.reserve(self._session.steps + 1, metadata))
-        if storage is not None:
-            prepared = replace(prepared, path=path_at(storage, self._home.store, prepared.path))
-        return PendingCheckpoint(prepared.path, prepared)
+        return self._shared.patiently(lambda: self._home.reserve(self._shared.steps + 1, metadata))
 
-    def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:
-        """Return a task made at run time, as the session keeps it."""
-        name, record = task.name, pack_task(task, spawner, before)
-        if self._session.made.names:
-            sealed = self._session.patiently(lambda: self._client.hget(f"{self._keys}t", name))
-            differs = sealed is not None and self._cells.open(name, sealed, f"task {name}") != record
-            if differs and self._is_pending(name):
-                raise made_differently(name)  # what is pending would run with what is new
-        return record
+    def _made_before(self, name: str) -> Cell | None:
+        if not self._shared.made.names:
+            return None
+        (sealed,) = self._shared.patiently(lambda: self._facts.made([name]))
+        return None if sealed is None else self._cells.open(name, sealed, f"task {name}")
 
-    def _is_pending(self, task: str) -> bool:
-        """Return True if it is pending; asked once for all that an attempt makes, again before a refusal."""
-        commits = self._session.commits
-        if self._pending[0] != commits or task in self._pending[1]:
-            specs = self._session.known().specs.values()
-            self._pending = commits, frozenset(spec.task_id for spec in specs)
-        return task in self._pending[1]
+    @property
+    def _transition(self) -> int:
+        return self._shared.commits
 
     # --- tasks that were made at run time ------------------------------------------------
 
@@ -235,13 +223,9 @@ class SharedHost(RunHost):
 
     def remake(self) -> None:
         """Read all of them."""
-        times, found = self._session.patiently(
-            lambda: (self._client.hget(f"{self._keys}h", "makes"), self._client.hgetall(f"{self._keys}t"))
-        )
-        with readable(self.session_id, self._home.link.address):
-            self._join({name.decode(): record for name, record in sorted(found.items())})
-            made = int(times or 0)
-        self.made.have((), made, self._noted([made])[0])
+        times, found = self._shared.patiently(self._facts.makes)
+        self._join(found)
+        self.made.have((), times, self._noted([times])[0])
 
     def _read_noted(self, times: int) -> None:
         """Read those that were made since; `self.made` stays behind if one is not there."""
@@ -249,31 +233,23 @@ class SharedHost(RunHost):
             noted = self._noted(range(first, min(first + _PAGE, times + 1)))
             if None in noted:
                 return
-            with readable(self.session_id, self._home.link.address):
+            with readable(self.session_id, self._facts.link.address):
                 names = [*dict.fromkeys(entry.partition(b" ")[2].decode() for entry in noted if entry)]
-            records = self._session.patiently(partial(self._client.hmget, f"{self._keys}t", names))
+            records = self._shared.patiently(partial(self._facts.made, names))
             if None in records:
                 return
             self._join(dict(zip(names, records, strict=True)))
             self.made.have(names, first + len(noted) - 1, noted[-1])
 
     def _noted(self, numbers: Iterable[int]) -> list[bytes | None]:
-        fields = [f"m:{number}" for number in numbers]
-        found: list[bytes | None] = self._session.patiently(
-            lambda: self._client.hmget(f"{self._keys}h", fields)
-        )
-        return found
+        return self._shared.patiently(partial(self._facts.makes_noted, [*numbers]))
 
-    def _join(self, records: Mapping[str, bytes]) -> None:
+    def _join(self, records: Mapping[str, Any]) -> None:
         for name, record in records.items():
             task, spawner, before = unpack_task(self._cells.open(name, record, f"task {name}"))
             if task.name not in self._graph.nodes or task.name in self._graph.made:
                 self._graph.extend(spawner, task, before)
             self.made.names.add(name)
-
-    @property
-    def _client(self) -> Any:  # a redis.Redis, whose types allow a coroutine
-        return self._home.link.client
 
 
 class Part:
@@ -323,3 +299,159 @@ class Part:
         session = self.session
         if not (session.retired or session.broken is not None):
             session.commit([*self.given_back(), ("claim", 0)], mode="q")
+
+
+class SharedExecution(Execution):
+    """One call of execute on a session in Redis: this process works on it until it has ended, beside others.
+
+    No operator has to supervise it: what a dead worker held is taken by one that still works.
+    """
+
+    def __init__(self, context: ExecutionContext, loop: Loop | None) -> None:
+        super().__init__(context, loop)
+        seat: Any = context  # typed for sessions in this process
+        self.home: SharedHome = seat.home
+        self._outside: RedisSession = seat.session
+        self._link, self._cells = self.home.facts.link, self.home.cells
+        self._keeper = Keeper(self._link, LEASE)
+        self._part: Part | None = None
+
+    def _close(self) -> None:
+        self._keeper.close()
+        if self._part is not None:
+            try:
+                self._part.leave()
+            except GraflowError as error:  # its lease ends by itself
+                session = self._outside.id
+                log.warning("session %s is left: %s", session, error, extra={"session": session})
+            self._part.session.close()
+
+    def _workflow(self) -> str | None:
+        return self.home.facts.get("workflow")
+
+    def _check_finished(self) -> None:
+        if self.settings.on_finished != "return":
+            again = self.settings.on_finished == "again"
+            why = ": a session in Redis has one run." if again else " and on_finished='error'."
+            raise SessionFinished(
+                f"Session {self._outside.id} was finished{why}", hint="Use another session id.",
+                session=self._outside.id,
+            )  # fmt: skip
+
+    def _open(self, start: str | None) -> bool:
+        context, state = self.context, self.context.state
+        if state.next_key > 1:
+            self._line = resuming.continuing_line(context, state)
+            resuming.notify(context, self._line)
+        bindings = self._check(start, self._outside.names())
+        self.home.describe(self.graph, self.settings)
+        if takes_cuts(self.settings, bindings):  # no save fails for these later
+            self.home.store.probe()
+            _ = self.home.keyring
+        self._reopen(start)
+        context.begin()
+        mine = self.home.facts.begin(json.dumps(asdict(myself()), separators=(",", ":")), LEASE)
+        if mine is None:  # others have brought it to its end meanwhile
+            return False
+        self._set_up(RedisSession(self._link, self._outside.id, self._cells, *mine), bindings)
+        return True
+
+    def _reopen(self, start: str | None) -> None:
+        """Start it, start elsewhere, or continue."""
+        context, was = self.context, self.context.status
+        release_the_dead(self._link, self._outside.id, self._cells)
+        state = context.state
+        if was == "running" and state.status == "paused":  # a task has taken its last worker down
+            raise paused(state.session, state.reason)
+        limit = context.taken_limit()
+        reopen: Op = ("reopen", state.epoch, limit)
+        if state.next_key == 1:
+            context.schedule_start()
+            if limit != state.max_steps:
+                self._outside.commit([reopen])
+        elif start is not None:
+            self.home.note_start(context)
+            begun = [self.graph.routes[name].enqueue() for name in self.graph.starts]
+            self._outside.commit([("clear",), reopen, *begun])
+        else:
+            changes = [*self._changes(state), *self._answers(state)]
+            if changes or state.status != "running" or limit != state.max_steps:
+                self._outside.commit([*changes, reopen])
+        self.home.facts.note_program(self.home.program.known.facts, KEPT)
+
+    def _changes(self, state: SessionState) -> list[Op]:
+        """Return what a changed program has to run again; GraphChanged where results would not be its own."""
+        known = self.home.facts.program()
+        if known is None and self.context.found is not None:
+            known = self.context.found.facts["graph"]
+        if known is None or known.get("summary") == self.home.program.known.facts["summary"]:
+            return []
+        facts = resuming.facts_of({"graph": known}, state, state.claimed)
+        plan = make_plan(saved_tasks(facts), current_tasks(self.graph), self.settings.changed)
+        resuming.accept(plan, state.session)
+        ops = resuming.changes_of(self.graph, plan)
+        if ops and (others := self.home.facts.workers()):
+            raise SessionBusy(
+                f"Tasks of session {state.session} are to run again with another program, and somebody "
+                f"works on it: {others[0]}.",
+                hint="Pause it and wait until its workers have left it.",
+                session=state.session,
+                owner=others[0],
+            )
+        return ops
+
+    def _answers(self, state: SessionState) -> list[Op]:
+        """Return the answers for what was set aside to ask the user; raise InDoubt if one is missing."""
+        answers, waiting = dict(self.settings.in_doubt), doubts(state)
+        asked = [name for name in waiting.values() if name not in answers]
+        if asked:
+            raise resuming.in_doubt(state.session, asked)
+        return [("answer", key, ANSWERS.get(answers[name], "failed")) for key, name in waiting.items()]
+
+    def _set_up(self, mine: RedisSession, bindings: dict[str, Binding]) -> None:
+        context, home = self.context, self.home
+        part = self._part = Part(
+            mine, self.graph, bindings, self.settings, home, self._cells, self._keeper,
+            context=context, loop=self._loop, on_saved=context.note_checkpoint,
+        )  # fmt: skip
+        self._run = part.run
+        part.host.remake()
+        if self.stop.signal is not None:
+            part.inbox.stop()
+        # once a second: what dead workers held can be claimed again
+        look_around = partial(release_the_dead, self._link, mine.id, self._cells, patience=0.0)
+        part.keep(lambda: None, look_around)
+        if self.settings.observers:
+            home.join_trace()
+            home.trace.follow(self.settings.observers)
+        self._emit("session_started", **context.facts(), line=self._line)
+        home.keep_trace(first=False)
+        if (asked := context.taken_request()) is not None:
+            part.cuts.cut("request", asked)
+
+    def _drive(self) -> Any:
+        assert self._part is not None
+        mine = self._part.session
+        try:
+            while True:
+                self._part.run.drive()
+                if self.stop.signal is not None:
+                    self._leave(mine.status)
+                if mine.status not in ("closing", "failing"):
+                    break
+                sleep(POLL)  # others finish what they run
+                mine.commit([("claim", 0)])
+            status = mine.status
+        except Fenced as error:  # a void token: the session has ended, or continues without this process
+            status = self.context.status
+            if status not in ENDS:
+                raise
+            if mine.held:
+                log.warning("session %s: %s", mine.id, error, extra={"session": mine.id})
+        self._emit("session_ended", status=status, reason="")
+        return self._result(status)
+
+    def _leave(self, status: str) -> NoReturn:
+        session, ended = self._outside.id, status == "completed"
+        goes_on = f"session {session} stopped; it goes on with: {self._command()}"
+        self._interrupted(f"session {session} is completed" if ended else goes_on, ended=ended)

@@ -1,4 +1,4 @@
-"""The home of a shared session's cuts, and of what numbers them.
+"""The home of a shared session's cuts.
 
 Queue and channel of such a session are in Redis and stay there: its trio holds the control facts,
 for verification and for plans, and the program; no values. A *portable* one holds the values, too.
@@ -7,50 +7,41 @@ Several workers cut: paths and sequences are numbered in Redis, each trio is one
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from graflow_ckpt import __version__
 from graflow_ckpt.checkpoint import archive
-from graflow_ckpt.checkpoint.archive import metadata_of
-from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
+from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program.program import Program
 from graflow_ckpt.checkpoint.snapshot import Snapshot, capture
-from graflow_ckpt.core.errors import CheckpointError, NoSession, SessionBusy
+from graflow_ckpt.core.errors import CheckpointError, SessionBusy
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.engine.attempt import digest_of
 from graflow_ckpt.engine.home import CheckpointPlace
-from graflow_ckpt.links.complaints import fact, readable, translated
+from graflow_ckpt.engine.resuming import Description, Written
+from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.links.complaints import fact, readable
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.redis.keys import CUT, keys_of
+from graflow_ckpt.sessions.redis.facts import RedisFacts
+from graflow_ckpt.sessions.redis.names import check_names
 from graflow_ckpt.sessions.redis.ops import Cells
-from graflow_ckpt.sessions.redis.tables import gone, parse_line, read_paged, read_state
+from graflow_ckpt.sessions.redis.tables import read_paged, read_state
 from graflow_ckpt.stores.around.keys import Keyring
 
-log = logging.getLogger("graflow_ckpt.checkpoint")
+if TYPE_CHECKING:
+    from graflow_ckpt.engine.context import ExecutionContext
 
 BACKEND = {"queue": "redis", "channel": "redis"}
-POLICY_LOCK = 30_000
-"""Milliseconds after which another worker may take a cut that one has begun."""
 
 CARRIED = (
-    "workflow",
-    "ttl",
-    "kept",
-    "store",
-    "code",
-    "io",
-    "inputs",
-    "tasks",
-    "calls",
-    "bag",
-    "limit",
-    "origin",
+    "workflow", "ttl", "kept", "store", "code", "io", "inputs", "tasks", "calls", "bag", "limit", "origin",
     "trace",
-)
+)  # fmt: skip
 """What else there is to know of a session; it goes where the session goes."""
 
 MANY = 2000
@@ -63,46 +54,75 @@ _TURNS = 20  # how often others may come first
 class SharedHome(CheckpointPlace):
     """The checkpoints of one session in Redis."""
 
+    alone = False
+    tables = BACKEND
+
     def __init__(
-        self,
-        link: RedisLink,
-        session: str,
-        cells: Cells,
-        store: str,
-        keyring: Keyring | None,
-        program: Program,
-    ) -> None:
-        super().__init__(session, store or link.address, alone=False)
-        self.link = link
-        self.program = program
-        self._cells = cells
+        self, link: RedisLink, session: str, cells: Cells, store: CheckpointStore | str,
+        keyring: Keyring | None, program: Program | Written,
+    ) -> None:  # fmt: skip
+        """Make one. `program`: as it has travelled, or what checkpoints say of one that is described here."""
+        made = program if isinstance(program, Program) else None
+        written = Written(program.workflow, file=None, cwd=None) if isinstance(program, Program) else program
+        super().__init__(session, store or link.address, Description(written, made))
+        self.facts = RedisFacts(link, session)
+        self.cells = cells
         self._keyring = keyring
-        self._prefix = keys_of(session)
-        self._script = link.script(CUT)
 
     @property
-    def _client(self) -> Any:  # a redis.Redis, whose types allow a coroutine
-        return self.link.client
+    def inputs(self) -> Mapping[str, str]:
+        """The digests of what the session was started with."""
+        return self.facts.parsed("inputs")
 
-    def _tell(self, *words: str | int) -> list[Any]:
-        reply: list[Any] = self._script([f"{self._prefix}c"], words)
-        if reply[0] == b"gone":
-            raise NoSession(
-                f"There is no session {self.session} at {self.link.address}.", session=self.session
-            )
-        return reply
+    def told(self) -> dict[str, Any]:
+        """Return what observers are told of where it is kept."""
+        return {"kept": True, "saved": True, "store": self.facts.link.address}
+
+    def option(self) -> str:
+        """Return the option of a command that finds it."""
+        return f" --url {self.facts.link.address}"
 
     # --- cuts --------------------------------------------------------------------------
 
-    def reserve(self, steps: int, metadata: dict[str, Any]) -> CheckpointMetadata:
-        """Return what is known of a checkpoint before it is taken, its path above all."""
-        return CheckpointMetadata(
-            "", self.session, now_iso(), steps, "", dict(BACKEND), metadata, path=self.own_path(steps),
-            workflow=self.program.workflow, library=__version__,
-        )  # fmt: skip
+    def take(
+        self, context: ExecutionContext, user: dict[str, Any] | None, path: str | None, portable: bool
+    ) -> CheckpointMetadata:
+        """Take the session as it is now."""
+        self.describe(context.graph, context.settings)
+        return self.cut("request", user, path=path, portable=portable)
+
+    def describe(self, graph: TaskGraph, settings: Settings) -> None:
+        """Have checkpoints say this of a compiled program; from the first time on they say the same."""
+        check_names(graph)
+        self.program.run_with(settings)
+        self.program.of(graph)
+
+    def schedule(self, context: ExecutionContext) -> None:
+        """Commit the start of a session; of two processes that try one wins."""
+        check_names(context.graph)
+        self.note_start(context)
+        ops = [context.graph.routes[name].enqueue() for name in context.graph.starts]
+        session: Any = context.session
+        session.commit(ops, mode="B")
+
+    def note_start(self, context: ExecutionContext) -> None:
+        """Note what a later run has to know: the starts, the inputs, and how to treat attempts in doubt."""
+        session: Any = context.session
+        names = session.names()
+        values = session.read_all(names) if names else []
+        inputs = {n: digest_of(found[0]) for n, (found, _) in zip(names, values, strict=True) if found}
+        routes = context.graph.routes.items()
+        asks = {name: o for name, route in routes if (o := route.options.on_interrupted) != "rerun"}
+        mapping = {"starts": context.graph.starts, "inputs": inputs, "io": asks}
+        self.facts.note({name: json.dumps(value) for name, value in mapping.items()})
 
     def own_path(self, steps: int) -> str:
-        return archive.auto_path(self.store, self.session, steps, int(self._tell("path")[0]))
+        return archive.auto_path(self.store, self.session, steps, self.facts.number_path())
+
+    @property
+    def last_path(self) -> str | None:
+        """The path of the last checkpoint, whichever process has written it."""
+        return self.facts.get("cut_path") or None
 
     def cut(
         self, cause: str, user: dict[str, Any] | None, *, path: str | None = None, portable: bool = False
@@ -112,24 +132,26 @@ class SharedHome(CheckpointPlace):
         snapshot = self._snapshot(state, portable)
         place, path = self.place_of(path or self.own_path(state.steps))
         keyring = self.keyring if place is self.store else Keyring.for_store(place)
-        metadata = metadata_of(snapshot, self.program, path=path, sequence=number, cause=cause, user=user)
+        program = self.program.known
         carried = snapshot.facts["redis"]["session"]
         if not self.trace.traces:  # a worker, or a run without a tracer: that of a run with one
-            self.join_trace(carried.get("trace", ""))
-        metadata = self.stamped(metadata, parent=parent or None, origin=carried.get("origin"))
-        saved = archive.save(place, keyring, None, snapshot, self.program, metadata)
-        self._tell("saved", state.steps, saved.checkpoint_id, saved.path)
-        self.last = saved
+            self._join_trace(carried.get("trace", ""))
+        metadata = self.describes(
+            snapshot, program, path=path, sequence=number, cause=cause, user=user, parent=parent,
+            origin=carried.get("origin"),
+        )  # fmt: skip
+        saved = archive.save(place, keyring, None, snapshot, program, metadata)
+        self.facts.cut_saved(state.steps, saved.checkpoint_id, saved.path)
+        self.last, self.save_error = saved, None
         return saved
 
-    def _numbered(self, portable: bool) -> tuple[SessionState, int, str]:
+    def _numbered(self, portable: bool) -> tuple[SessionState, int, str | None]:
         """Return the session as of one moment, with a number that no later moment has had before."""
         for _ in range(_TURNS):
             state = self._read(portable)
-            number, *rest = self._tell("number", state.sequence)
+            number, parent = self.facts.number_cut(state.sequence)
             if number:
-                with readable(self.session, self.link.address):
-                    return state, number, rest[0].decode()
+                return state, number, parent
         raise CheckpointError(
             f"Session {self.session} changes faster than it can be read.",
             hint="Others take checkpoints of it all the time: one policy is enough.",
@@ -137,31 +159,23 @@ class SharedHome(CheckpointPlace):
         )
 
     def _read(self, portable: bool) -> SessionState:
-        if not portable or not self._is_large():
-            return read_state(self.link, self.session, self._cells, values=portable)
+        link = self.facts.link
+        if not portable or self.facts.size() <= MANY:
+            return read_state(link, self.session, self.cells, values=portable)
         deadline = monotonic() + _PATIENCE
         while True:
             try:
-                return read_paged(self.link, self.session, self._cells)
+                return read_paged(link, self.session, self.cells)
             except SessionBusy:
                 if monotonic() > deadline:
                     raise
             sleep(0.05)
 
-    def _is_large(self) -> bool:
-        with translated(self.link.address):
-            line = self._line()
-            pipe = self._client.pipeline(transaction=False)
-            pipe.hlen(f"{self._prefix}v").zcard(f"{self._prefix}dl").zcard(f"{self._prefix}done")
-            for name in filter(None, line["queues"].split(",")):
-                pipe.zcard(f"{self._prefix}q:{name}")
-            return bool(sum(pipe.execute()) > MANY)
-
     def _snapshot(self, state: SessionState, portable: bool) -> Snapshot:
         snapshot = capture(state)
         snapshot.facts["backend"] = dict(BACKEND)
         snapshot.facts["redis"] = {
-            "address": self.link.address, "portable": portable, "session": self.carried(),
+            "address": self.facts.link.address, "portable": portable, "session": self.carried(),
         }  # fmt: skip
         if portable:
             return snapshot
@@ -170,73 +184,26 @@ class SharedHome(CheckpointPlace):
                 spec["task_data"].pop("ref", None)  # it is in the queue, which stays where it is
         return replace(snapshot, values={}, appended={}, data=[], tasks={}, rng=None)
 
-    def _line(self) -> dict[str, str]:
-        line = self._client.hget(f"{self._prefix}c", "c")
-        if line is None:
-            raise gone(self.link, self.session)
-        return parse_line(self.session, line)
-
     def carried(self) -> dict[str, str]:
         """Return what else has to be known of it, wherever it is copied."""
-        with translated(self.link.address):
-            found = self._client.hmget(f"{self._prefix}h", CARRIED)
-            line = self._line()
-        with readable(self.session, self.link.address):
-            facts = {n: value.decode() for n, value in zip(CARRIED, found, strict=True) if value is not None}
+        line = self.facts.line()
         flags = "".join(flag for flag in line["flags"] if flag in "fl")
-        return {**facts, "flags": flags, "cap": line["cap"]}
+        return {**self.facts.known(*CARRIED), "flags": flags, "cap": line["cap"]}
 
-    def kept_trace(self) -> str:
-        """Return the trace of earlier participants, as the session keeps it; "" if none traces."""
-        with translated(self.link.address):
-            raw: bytes | None = self._client.hget(f"{self._prefix}h", "trace")
-        with readable(self.session, self.link.address):
-            return (raw or b"").decode()
+    # --- the trace ---------------------------------------------------------------------
 
-    def join_trace(self, text: str) -> None:
-        """Continue the trace of earlier participants."""
-        with readable(self.session, self.link.address):
+    def join_trace(self) -> None:
+        """Continue the trace of earlier participants, if one of them traces."""
+        self._join_trace(self.facts.get("trace"))
+
+    def _join_trace(self, text: str) -> None:
+        with readable(self.session, self.facts.link.address):
             self.trace.goes_on(dict(fact("trace", text or "{}")))
 
     def keep_trace(self, *, first: bool) -> None:
         """Make the session's trace that of this run; `first`: unless another run was quicker."""
         if text := self.trace.text():
-            with translated(self.link.address):
-                (self._client.hsetnx if first else self._client.hset)(f"{self._prefix}h", "trace", text)
-
-    # --- policies: one worker cuts for all ------------------------------------------------
-
-    def last_cut(self) -> tuple[int, float]:
-        """Return the step of the last cut, and the seconds since then, or since the session began."""
-        with translated(self.link.address):
-            steps, at, made = self._client.hmget(f"{self._prefix}h", "cut_steps", "cut_at", "created")
-            seconds, micros = self._client.time()
-        now = float(seconds) + float(micros) / 1e6
-        with readable(self.session, self.link.address):
-            return int(steps or 0), now - float(at or made or now)
-
-    def others_run(self, own: int) -> bool:
-        """Return True if another worker holds a task; `own`: how many are held here."""
-        with translated(self.link.address):
-            line = self._client.hget(f"{self._prefix}c", "c")
-        return line is not None and int(parse_line(self.session, line)["held"] or 0) > own
-
-    @contextmanager
-    def turn(self, patience: float = 0.0) -> Iterator[bool]:
-        """Yield True if this worker takes the cut that is due; it waits for so many seconds."""
-        key, deadline = f"{self._prefix}cutting", monotonic() + patience
-        with translated(self.link.address):
-            while not (mine := bool(self._client.set(key, "1", nx=True, px=POLICY_LOCK))):
-                if monotonic() >= deadline:
-                    break
-                sleep(0.01)
-        try:
-            yield mine
-        finally:
-            if mine:
-                with translated(self.link.address):
-                    self._client.delete(key)
-
-    def has_failed(self, steps: int) -> None:
-        """Note that a cut was not written: no worker tries again before the policy is due once more."""
-        self._tell("failed", steps)
+            if first:
+                self.facts.note_first("trace", text)
+            else:
+                self.facts.note({"trace": text})

@@ -37,9 +37,9 @@ from graflow_ckpt.core.facts import Op, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.adopt import Standing, standing_at
+from graflow_ckpt.engine.attempt import digest_of
 from graflow_ckpt.engine.bind import bind, check_graph
-from graflow_ckpt.engine.context import digest_of
-from graflow_ckpt.engine.home import program_file
+from graflow_ckpt.engine.resuming import program_file
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_context import Destination, adopt_into, new_id
 from graflow_ckpt.fleet.accepting import GIVEN, KEPT, TTL, Acceptance, Call, Draft, Terms, data_of, pages

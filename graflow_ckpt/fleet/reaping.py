@@ -17,11 +17,12 @@ from typing import Any, Protocol
 from redis import RedisError
 
 from graflow_ckpt.core.facts import Cell
-from graflow_ckpt.engine.reaping import held, release
+from graflow_ckpt.engine.reaping import release
 from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.redis.facts import RedisFacts
 from graflow_ckpt.sessions.redis.keys import keys_of
 from graflow_ckpt.sessions.redis.session import RedisSession
 
@@ -143,7 +144,7 @@ def _count_fall(link: RedisLink, session: str, token: str, why: str) -> None:
     prefix = keys_of(session)
     client: Any = link.client
     with translated(link.address):
-        if held(link, session, token, OPAQUE) or not client.hexists(f"{prefix}own", token):
+        if RedisFacts(link, session).held(token, OPAQUE) or not client.hexists(f"{prefix}own", token):
             return
         falls = int(client.hincrby(f"{prefix}h", FALLS, 1))
     if falls >= CRASH_BUDGET:

@@ -390,7 +390,7 @@ def watched(run: Run, home: SharedHome) -> Iterator[None]:
     """
     home.trace.follow(run.settings.observers)
     if home.trace.traces:
-        home.join_trace(home.kept_trace())
+        home.join_trace()
     run.announcer.emit(
         "session_started",
         **_facts(run, home),
@@ -410,7 +410,7 @@ def watched(run: Run, home: SharedHome) -> Iterator[None]:
 def _facts(run: Run, home: SharedHome) -> dict[str, Any]:  # Any: what events hold
     return {
         "workflow": run.settings.workflow, "resumed": True, "path": None, "replayed": 0, "completed": 0,
-        "pending": run.session.pending, "max_steps": None, "kept": True, "store": home.link.address,
+        "pending": run.session.pending, "max_steps": None, "kept": True, "store": home.facts.link.address,
     }  # fmt: skip
 
 

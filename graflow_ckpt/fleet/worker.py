@@ -542,7 +542,7 @@ class Shutdown:
         """Save how far the session is, for another worker: the task does not finish in time."""
         session = now.session
         try:
-            with now.home.turn() as mine:  # of several workers of a session, one
+            with now.home.facts.turn() as mine:  # of several workers of a session, one
                 if mine:
                     now.home.cut("signal", None)
         except Exception as error:  # noqa: BLE001  a save

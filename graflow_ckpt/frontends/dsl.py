@@ -182,7 +182,7 @@ class Workflow:
     def execution_context(self) -> ExecutionContext:
         """The session; resolved when it is first touched."""
         if self._context is None:
-            from graflow_ckpt.engine.resuming import open_session
+            from graflow_ckpt.engine.context import open_session
 
             session, settings, store = overrides.apply(self, self._session_id, self.settings, self._store)
             self._context = open_session(self.graph, session, settings, store)

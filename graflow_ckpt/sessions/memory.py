@@ -96,6 +96,11 @@ class MemorySession:
     def pending(self) -> int:
         return len(self.state.specs)
 
+    @property
+    def head(self) -> SessionState:
+        """Its counters."""
+        return self.state
+
     def due(self) -> float | None:
         """Return the time at which the first delayed spec may start."""
         delayed = self.state.delayed

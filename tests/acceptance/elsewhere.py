@@ -88,7 +88,7 @@ class Here:
         for _ in range(MOST):
             context: Any = attached(self.link, stage, session, store=self.store, **settings)
             if robbed:
-                stage.die = lambda cells=context.cells: rob(self.link, cells, session)
+                stage.die = lambda cells=context.home.cells: rob(self.link, cells, session)
             try:
                 context.execute(max_steps=limit)
             except (Death, Fenced):

@@ -223,7 +223,7 @@ def test_fifty_thousand_specs_are_taken_along(client: redis.Redis) -> None:
     context: Any = machine_in_redis(client, "large")
     many = [("enqueue", "step", b"\xa4data", n % 3, 0, "default", "direct") for n in range(50_000)]
     for start in range(0, len(many), 5000):
-        context.tables.commit(many[start : start + 5000])
+        context.session.commit(many[start : start + 5000])
 
     path, _ = context.checkpoint(portable=True)
     fork = ExecutionContext.fork(path, "copy")

@@ -42,9 +42,9 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import RESULT
 from graflow_ckpt.engine.adopt import Standing, adopt, standing_at
-from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.engine.context import ExecutionContext, open_session
 from graflow_ckpt.engine.engine import WorkflowEngine
-from graflow_ckpt.engine.resuming import open_session, since
+from graflow_ckpt.engine.resuming import since
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.frontends.overrides import overrides
 
@@ -97,7 +97,7 @@ def _with_its_code(manner: Manner, place: Place, wishes: Wishes, why: str) -> in
         sys.argv = list(argv_of(place) or [""])
         context = _context(place, wishes)
         main.__file__ = file = place.found.meta.get("file")
-        context.home.writes(replace(context.home.written, file=file))
+        context.home.program.says(file=file)
         overrides.executed.append(place.found.meta["workflow"])
         WorkflowEngine().execute(context)
 

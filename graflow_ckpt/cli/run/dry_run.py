@@ -23,8 +23,8 @@ from graflow_ckpt.cli.terminal import Document, Manner
 from graflow_ckpt.core.errors import GraphError, SessionExists
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine.context import Basis, ExecutionContext
-from graflow_ckpt.engine.resuming import plan_for
+from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.engine.resuming import Basis, plan_for
 from graflow_ckpt.engine.settings import Changed, Durability, Settings
 from graflow_ckpt.frontends.dsl import Workflow
 from graflow_ckpt.frontends.overrides import Planned, overrides

@@ -20,7 +20,8 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import monotonic, sleep, time
 from typing import Any, TypeVar
 
@@ -29,7 +30,6 @@ from graflow_ckpt.core.errors import (
     CheckpointError,
     Fenced,
     KeyTaken,
-    NoSession,
     SchemaUnsupported,
     ServerFull,
     ServerGone,
@@ -44,9 +44,9 @@ from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.wire import Script, Wire
 from graflow_ckpt.sessions.protocol import Found, MadeSoFar, Post
 from graflow_ckpt.sessions.redis import ops as codec
-from graflow_ckpt.sessions.redis.keys import READ, STEP, keys_of, wrong_keys
+from graflow_ckpt.sessions.redis.keys import CREATE, READ, STEP, keys_of, wrong_keys
 from graflow_ckpt.sessions.redis.ops import Arg, Cells, arguments, claim_of, in_full, strictly, turn
-from graflow_ckpt.sessions.redis.tables import read_state
+from graflow_ckpt.sessions.redis.tables import Counters, counters_of, gone, read_line, read_state
 
 log = logging.getLogger("graflow_ckpt.sessions")
 T = TypeVar("T")
@@ -54,24 +54,12 @@ T = TypeVar("T")
 Look = tuple[Found | None, bool]
 """What stands under a name; and of a result, whether its task gave none this time."""
 
-POLL = 0.05
-"""Seconds after which a run that stays asks again whether others have made something ready."""
-
-HELP = 0.05
-"""Seconds between calls for help: a worker that was called may take that long to begin."""
-
-QUICK = 0.005
-"""Seconds up to which a body is quick: its commit has few words, and what is ready is not counted."""
-
-PATIENCE = 60.0
-"""Seconds that a commit waits for a server that is away."""
-
-MEMORY = 600
-"""Seconds for which a session knows the last reply to a sender without a token (step.lua)."""
-
-_QUIET = MEMORY / 2
-"""Seconds after which such a sender begins anew: what it did before is no part of what it does."""
-
+POLL = 0.05  # seconds after which a run that stays asks again whether others have made something ready
+HELP = 0.05  # seconds between calls for help: a worker that was called may take that long to begin
+QUICK = 0.005  # seconds up to which a body is quick: its commit has few words, and none counts what is ready
+PATIENCE = 60.0  # seconds that a commit waits for a server that is away
+MEMORY = 600  # seconds for which a session knows the last reply to a sender without a token (step.lua)
+_QUIET = MEMORY / 2  # seconds after which such a sender begins anew: what it did before is no part of it
 
 _GIVES_UP = frozenset({"end", "release", "doubt", "quarantine", "answer"})
 _NONCE = b"\x1fnonce\x1f"
@@ -90,14 +78,6 @@ def _name() -> str:
 def _applied(tail: bytes) -> str:
     """Return the nonce of the try that was carried out, of a request that was sent more than once."""
     return tail.partition(_NONCE)[2].partition(b"\x1f")[0].decode()
-
-
-def fenced(session: str) -> Fenced:
-    return Fenced(
-        "This worker has lost the session's token; what it did is not committed.",
-        hint="Another worker continues with it.",
-        session=session,
-    )
 
 
 class RedisSession:
@@ -250,6 +230,14 @@ class RedisSession:
         self.answered = monotonic()
         return self.token, self._follows
 
+    def create(self, line: str, facts: Mapping[str, str]) -> bool:
+        """Make the session, with these counters; False if there is one of that name."""
+        pairs = [item for pair in facts.items() for item in pair]
+        made: bool = self._link.script(CREATE)([self._key], [line, *self.begins(), *pairs]) != b"exists"
+        if not made:
+            self.begin_anew()
+        return made
+
     def begin_anew(self) -> None:
         """Become another sender, without a token: its requests follow none of those before."""
         self.sender = _name()
@@ -332,8 +320,12 @@ class RedisSession:
         if why == "lost":
             raise self._lost()
         if why == "gone":
-            raise self._gone()
-        self.broken = fenced(self.id)
+            raise gone(self._link, self.id)
+        self.broken = Fenced(
+            "This worker has lost the session's token; what it did is not committed.",
+            hint="Another worker continues with it.",
+            session=self.id,
+        )
         raise self.broken
 
     def _lost(self) -> SessionError:
@@ -346,9 +338,6 @@ class RedisSession:
             hint="Look at what the session has (graflow-ckpt status), and make again what it lacks.",
             session=self.id,
         )
-
-    def _gone(self) -> NoSession:
-        return NoSession(f"There is no session {self.id} at {self._link.address}.", session=self.id)
 
     def _unknown(self, error: BaseException) -> SessionError:
         return SessionError(
@@ -442,6 +431,16 @@ class RedisSession:
         """All that is known of its tasks, as of now; no values."""
         return read_state(self._link, self.id, self._cells, values=False)
 
+    @property
+    def head(self) -> Counters:
+        """Its counters, as of now."""
+        return counters_of(read_line(self._link, self.id))
+
+    @contextmanager
+    def still(self) -> Iterator[bool]:
+        """Yield True: nothing is on loan."""
+        yield True
+
     def known(self) -> SessionState:
         """Return the state; a server that is away is waited for."""
         return self.patiently(lambda: self.state)
@@ -489,7 +488,7 @@ class RedisSession:
         with self._lock:
             found = self._send(self._read, list(names))
         if found == [b"gone"]:
-            raise self._gone()
+            raise gone(self._link, self.id)
         rows: list[list[Any]] = found[len(names)] if len(found) > len(names) else []
         with readable(self.id, self._link.address):
             bundles = [self._bundle(*row) for row in rows]

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from graflow_ckpt.core.errors import NoSession, SessionBusy, SessionError, SessionExists
 from graflow_ckpt.core.facts import Cell, Live, TaskSpec
@@ -23,7 +23,7 @@ from graflow_ckpt.core.state import Gate, SessionState
 from graflow_ckpt.links.complaints import damaged, fact, readable, translated
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.redis.keys import keys_of, source
+from graflow_ckpt.sessions.redis.keys import head_of, keys_of, source
 from graflow_ckpt.sessions.redis.ops import (
     Arg,
     Cells,
@@ -84,6 +84,27 @@ def parse_line(session: str, line: Any) -> dict[str, str]:
         if text is None or not _NUMBER.fullmatch(text):
             raise damaged(session, "", f"{name} is {text!r}")
     return found
+
+
+class Counters(NamedTuple):
+    """What is asked of a session most often."""
+
+    status: str
+    steps: int
+    max_steps: int | None
+    next_key: int  # of specs: from 2 on it has begun
+
+
+def counters_of(line: Mapping[str, str]) -> Counters:
+    return Counters(line["status"], int(line["steps"]), _int(line["max_steps"]), int(line["key"]))
+
+
+def read_line(link: RedisLink, session: str) -> dict[str, str]:
+    """Return the counters of a session."""
+    line = head_of(link.client, link.address, session)
+    if line is None:
+        raise gone(link, session)
+    return parse_line(session, line)
 
 
 def read_state(link: RedisLink, session: str, cells: Cells, *, values: bool = True) -> SessionState:

@@ -7,20 +7,20 @@ from typing import Any
 
 from graflow_ckpt import ExecutionContext, task, workflow
 from graflow_ckpt.core.facts import Claim, Op
+from graflow_ckpt.engine.resuming import Written
 from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.engine.shared_context import SharedContext
-from graflow_ckpt.sessions.redis.keys import START
-from graflow_ckpt.sessions.redis.session import RedisSession, new_nonce
+from graflow_ckpt.engine.shared_home import SharedHome
+from graflow_ckpt.sessions.redis.session import RedisSession
 
 RAN: list[str] = []
 
 
-def context_of(url: str, *tasks: Any, session: str | None = "s", **options: Any) -> SharedContext:
+def context_of(url: str, *tasks: Any, session: str | None = "s", **options: Any) -> Any:
     """A session of these tasks, none after another; the same session under the same id."""
     settings = options.pop("settings", None) or Settings(workflow="w", **options.pop("manner", {}))
     with workflow("w") as flow:
         flow.add(*tasks)
-    made = ExecutionContext.create(
+    return ExecutionContext.create(
         flow.graph,
         session_id=session,
         queue_backend="redis",
@@ -29,8 +29,14 @@ def context_of(url: str, *tasks: Any, session: str | None = "s", **options: Any)
         settings=settings,
         **options,
     )
-    assert isinstance(made, SharedContext)
-    return made
+
+
+def home_of(context: Any) -> SharedHome:
+    """What another process that works on the session has of its checkpoints."""
+    home, said = context.home, Written(cwd=None, argv=())
+    another = SharedHome(home.facts.link, context.session_id, home.cells, home.store, None, said)
+    another.describe(context.graph, context.settings)
+    return another
 
 
 def named(name: str, constant: int = 1, **options: Any) -> Any:
@@ -47,11 +53,10 @@ def named(name: str, constant: int = 1, **options: Any) -> Any:
 class Holder:
     """Somebody else who works on a session."""
 
-    def __init__(self, context: SharedContext, lease: float = 15.0, owner: str = "{}") -> None:
-        key = f"{context._prefix}c"
-        reply = context.link.script(START)([key], ["", owner, int(lease * 1000), "", new_nonce()])
-        token, began = reply[1].decode(), reply[3].decode()
-        self.session = RedisSession(context.link, context.session_id, context.cells, token, began)
+    def __init__(self, context: Any, owner: str = "{}") -> None:
+        home = context.home
+        begun = home.facts.begin(owner, 15.0)
+        self.session = RedisSession(home.facts.link, context.session_id, home.cells, *begun)
 
     def commit(self, ops: Sequence[Op], **options: Any) -> list[Claim]:
         return self.session.commit(ops, **options)

@@ -32,7 +32,8 @@ from graflow_ckpt.checkpoint.retention import (
 from graflow_ckpt.core.errors import JournalFailed, NoGoodCheckpoint, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.engine import home as tidying
-from graflow_ckpt.engine.home import Home, Tidier, program_file
+from graflow_ckpt.engine.home import Home, Tidier
+from graflow_ckpt.engine.resuming import program_file
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.loops import chain, loop
@@ -89,7 +90,7 @@ def test_opened_twice_it_owns_the_session_once_and_others_do_not(tmp_path: Path)
 def test_reserved_paths_are_never_given_twice() -> None:
     home = Home(LocalStore("c"), "s")
 
-    paths = {home.reserve_path(3) for _ in range(5)}
+    paths = {home.own_path(3) for _ in range(5)}
 
     assert len(paths) == 5
 

@@ -10,7 +10,7 @@ from graflow_ckpt import CheckpointManager, ExecutionContext, task, workflow
 from graflow_ckpt.core.errors import BadSessionId, CheckpointError, GraphError, SessionBusy
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.adopt import standing_at
-from graflow_ckpt.engine.shared_context import Destination, SharedContext, adopt_into
+from graflow_ckpt.engine.shared_context import Destination, adopt_into
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.redis.tables import read_state
 from tests.unit.engine.shared_sessions import Holder, context_of, named
@@ -20,21 +20,21 @@ fork: Any = ExecutionContext.fork
 
 
 @pytest.fixture
-def context(redis_url: str) -> SharedContext:
+def context(redis_url: str) -> Any:
     made = context_of(redis_url, named("a"), named("b"))
     made.schedule_start()
     return made
 
 
-def portable(context: SharedContext) -> str:
+def portable(context: Any) -> str:
     return context.checkpoint(portable=True)[0]
 
 
-def state_of(context: SharedContext) -> SessionState:
-    return read_state(context.link, context.session_id, context.cells)
+def state_of(context: Any) -> SessionState:
+    return read_state(context.home.facts.link, context.session_id, context.home.cells)
 
 
-def test_claims_of_the_time_of_the_cut_are_open_again_in_their_order(context: SharedContext) -> None:
+def test_claims_of_the_time_of_the_cut_are_open_again_in_their_order(context: Any) -> None:
     holder = Holder(context)
     holder.commit([("claim", 2)])
     path = portable(context)
@@ -47,8 +47,8 @@ def test_claims_of_the_time_of_the_cut_are_open_again_in_their_order(context: Sh
     assert (state.claimed, len(state.ready)) == ({}, 2)
 
 
-def test_limits_counters_and_facts_go_along(context: SharedContext) -> None:
-    context.tables.commit([("cap", 2), ("reopen", 1, 9)])
+def test_limits_counters_and_facts_go_along(context: Any) -> None:
+    context.session.commit([("cap", 2), ("reopen", 1, 9)])
     before = state_of(context)
 
     copy = fork(portable(context), "copy")
@@ -56,10 +56,10 @@ def test_limits_counters_and_facts_go_along(context: SharedContext) -> None:
     after = state_of(copy)
     assert (after.cap, after.max_steps, after.steps) == (2, 9, 0)
     assert (after.next_key, after.next_order) == (before.next_key, before.next_order)
-    assert copy.facts_of("workflow", "kept") == {"workflow": "w", "kept": str(30 * 24 * 3600)}
+    assert copy.home.facts.known("workflow", "kept") == {"workflow": "w", "kept": str(30 * 24 * 3600)}
 
 
-def test_epochs_go_up(context: SharedContext) -> None:
+def test_epochs_go_up(context: Any) -> None:
     path = portable(context)
 
     epochs = [rewind(path).state.epoch for _ in range(3)]
@@ -68,12 +68,12 @@ def test_epochs_go_up(context: SharedContext) -> None:
     assert fork(path, "copy").state.epoch == 1
 
 
-def test_what_had_ended_expires_where_it_has_come_to(context: SharedContext) -> None:
+def test_what_had_ended_expires_where_it_has_come_to(context: Any) -> None:
     context.execute()
     copy = fork(portable(context), "copy")
 
     assert (copy.status, copy.execute()) == ("completed", 1)
-    assert copy.link.client.ttl("graflow:{copy}:c") > 0
+    assert copy.home.facts.link.client.ttl("graflow:{copy}:c") > 0
 
 
 def in_memory() -> str:
@@ -100,7 +100,7 @@ def test_without_an_address_a_checkpoint_of_memory_goes_nowhere(
 def test_a_checkpoint_of_memory_has_its_place_named(redis_url: str) -> None:
     there = rewind(in_memory(), redis_url=redis_url)
 
-    assert there.place.endswith("/checkpoints")
+    assert there.home.store.url.endswith("/checkpoints")
     cut = CheckpointManager.list_checkpoints("mine")[0]
     assert (cut.cause, cut.backend["queue"]) == ("rewind", "redis")
 
@@ -120,12 +120,12 @@ def test_priorities_and_queues_that_do_not_fit_are_refused_before_anything_chang
     assert open_link(redis_url).client.dbsize() == 0
 
 
-def test_a_session_id_that_is_none_is_refused(context: SharedContext) -> None:
+def test_a_session_id_that_is_none_is_refused(context: Any) -> None:
     with pytest.raises(BadSessionId):
         fork(portable(context), "a/b")
 
 
-def test_a_rewind_that_is_refused_changes_nothing(context: SharedContext) -> None:
+def test_a_rewind_that_is_refused_changes_nothing(context: Any) -> None:
     path = portable(context)
     holder = Holder(context)
     holder.commit([("claim", 1)])
@@ -140,21 +140,21 @@ def test_a_rewind_that_is_refused_changes_nothing(context: SharedContext) -> Non
 
 
 def test_a_checkpoint_of_the_rewind_that_fails_does_not_undo_it(
-    context: SharedContext, caplog: pytest.LogCaptureFixture
+    context: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     stands = standing_at(portable(context))
     stands.found.facts["redis"]["session"]["store"] = "/proc/none"
 
-    there = adopt_into(stands, None, Destination(context.link))
+    there = adopt_into(stands, None, Destination(context.home.facts.link))
 
-    assert there.state.epoch == 2
+    assert there.session.state.epoch == 2
     assert "checkpoint failed" in caplog.text
 
 
-def test_tokens_that_are_wanted_are_posted(context: SharedContext) -> None:
+def test_tokens_that_are_wanted_are_posted(context: Any) -> None:
     posted: list[tuple[str, str, str]] = []
     to = Destination(
-        context.link,
+        context.home.facts.link,
         {"flags": "f", "note": "x"},
         post=lambda *words: posted.append(words),  # type: ignore[arg-type]
     )
@@ -162,11 +162,11 @@ def test_tokens_that_are_wanted_are_posted(context: SharedContext) -> None:
     copy = adopt_into(standing_at(portable(context)), "copy", to)
 
     assert [(session, queue) for session, _, queue in posted] == [("copy", "default")]
-    assert copy.facts_of("note") == {"note": "x"}
-    assert copy.line()["flags"] == "f"
+    assert copy.home.facts.known("note") == {"note": "x"}
+    assert copy.home.facts.line()["flags"] == "f"
 
 
-def test_the_newest_of_what_is_resumed_is_the_one_of_the_rewind(context: SharedContext) -> None:
+def test_the_newest_of_what_is_resumed_is_the_one_of_the_rewind(context: Any) -> None:
     path = portable(context)
     context.execute()
     context.checkpoint()

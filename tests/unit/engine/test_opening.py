@@ -72,7 +72,7 @@ def test_with_rerun_it_runs_again(redis_url: str) -> None:
 def test_nothing_is_run_again_while_somebody_works_on_it(redis_url: str) -> None:
     stopped(redis_url)
     known = context_of(redis_url, named("a"), named("b"), named("c"))
-    known.tables.commit([("reopen", 1, 9)])
+    known.session.commit([("reopen", 1, 9)])
     holder = Holder(known, owner=json.dumps(asdict(myself())))
 
     changed = context_of(redis_url, named("a", 7), named("b"), named("c"), settings=Settings(changed="rerun"))
@@ -152,5 +152,5 @@ def test_what_waits_for_an_answer_is_asked_for_before_anything_runs(redis_url: s
     answered = context_of(redis_url, asks, named("b"), settings=Settings(in_doubt=(("a", "skip"),)))
     answered.execute()
     assert "a" not in RAN
-    state = read_state(answered.link, "s", answered.cells)
+    state = read_state(answered.home.facts.link, "s", answered.home.cells)
     assert (set(state.completed), set(state.skipped), state.errors) == ({"b"}, {"a"}, {})

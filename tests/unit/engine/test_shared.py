@@ -13,11 +13,10 @@ from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.run import Inbox
 from graflow_ckpt.engine.shared import SharedHost
-from graflow_ckpt.engine.shared_context import SharedContext
 from graflow_ckpt.sessions.redis.keys import OLDEST
 from graflow_ckpt.sessions.redis.tables import read_state, write_state
-from graflow_ckpt.stores.around.keys import new_key
-from tests.unit.engine.shared_sessions import Holder, context_of, named
+from graflow_ckpt.stores.around.keys import Keyring, new_key
+from tests.unit.engine.shared_sessions import Holder, context_of, home_of, named
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +38,12 @@ class Worker:
     """One of several on the session `s`."""
 
     def __init__(self, url: str) -> None:
-        self.context: SharedContext = context_of(url, named("a"))
+        self.context: Any = context_of(url, named("a"))
         self.graph = self.context.graph
         self.graph.compile(self.graph.roots())
-        self.cells = Counting("s", self.context.keyring)
+        self.cells = Counting("s", Keyring.load(local=False))
         self.holder = Holder(self.context)
-        session, home = self.holder.session, self.context.cuts_at()
+        session, home = self.holder.session, home_of(self.context)
         self.host = SharedHost(self.graph, session, Announcer(session, ()), Inbox(), home, self.cells)
         session.when_made(self.host.made_since)
 
@@ -104,7 +103,7 @@ def test_a_task_that_is_made_again_is_the_new_one_for_all(redis_url: str) -> Non
 def test_what_a_worker_of_a_version_before_has_made_and_not_noted_is_read(redis_url: str) -> None:
     maker, other = Worker(redis_url), Worker(redis_url)
     maker.make(numbered("x", 1))
-    maker.context.link.client.hdel("graflow:{s}:h", "makes", "m:1")
+    maker.context.home.facts.link.client.hdel("graflow:{s}:h", "makes", "m:1")
 
     other.look()
     maker.make(numbered("y", 2))
@@ -118,8 +117,8 @@ def test_a_session_that_is_written_anew_notes_its_tasks(redis_url: str) -> None:
     maker.make(numbered("x", 1), numbered("y", 2))
     maker.holder.commit([("enqueue", "a", None, 0, 0, "default", "direct")])  # it has not ended
     maker.holder.leave()
-    state = read_state(maker.context.link, "s", maker.context.cells)
-    write_state(maker.context.link, state, maker.context.cells, {}, verb="rewind")
+    state = read_state(maker.context.home.facts.link, "s", maker.context.home.cells)
+    write_state(maker.context.home.facts.link, state, maker.context.home.cells, {}, verb="rewind")
 
     other, third = Worker(redis_url), Worker(redis_url)
     other.look()
@@ -127,7 +126,7 @@ def test_a_session_that_is_written_anew_notes_its_tasks(redis_url: str) -> None:
     third.look()
 
     assert third.arguments() == {"x": 1, "y": 2, "z": 3}
-    assert (third.cells.opened, third.host.made.of(third.context.link, "s")) == (3, True)
+    assert (third.cells.opened, third.host.made.of(third.context.home.facts.link, "s")) == (3, True)
 
 
 def test_a_graph_is_kept_for_a_later_slice_only_if_the_session_goes_on_from_what_it_has(
@@ -136,7 +135,7 @@ def test_a_graph_is_kept_for_a_later_slice_only_if_the_session_goes_on_from_what
     maker, other = Worker(redis_url), Worker(redis_url)
     maker.make(numbered("x", 1))
     other.look()
-    link = maker.context.link
+    link = maker.context.home.facts.link
     assert maker.host.made.of(link, "s")
     assert other.host.made.of(link, "s")
 
@@ -149,7 +148,7 @@ def test_a_graph_is_kept_for_a_later_slice_only_if_the_session_goes_on_from_what
 def test_no_graph_is_kept_in_a_session_in_which_a_version_before_may_make_tasks(redis_url: str) -> None:
     maker = Worker(redis_url)
     maker.make(numbered("x", 1))
-    link = maker.context.link
+    link = maker.context.home.facts.link
     assert maker.host.made.of(link, "s")
 
     link.client.hset("graflow:{s}:c", "format", OLDEST)

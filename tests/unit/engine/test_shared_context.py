@@ -35,7 +35,12 @@ def ran() -> None:
 def test_a_new_session_has_not_run(redis_url: str) -> None:
     context = context_of(redis_url, a, max_steps=7)
 
-    assert (context.attached, context.status, context.steps, context.max_steps) == (False, "running", 0, 7)
+    assert (context.basis.resumed, context.status, context.steps, context.max_steps) == (
+        False,
+        "running",
+        0,
+        7,
+    )
     assert (context.completed_tasks, context.cycle_counts, context.result()) == (set(), {}, None)
     assert (context.last_checkpoint_path, context.get_next_task()) == (None, None)
     assert context.task_queue.is_empty()
@@ -47,7 +52,7 @@ def test_under_an_id_that_is_known_there_is_that_session(redis_url: str) -> None
 
     second = context_of(redis_url, a, b)
 
-    assert second.attached
+    assert second.basis.resumed
     assert second.channel.get("x") == 1
     assert second.execute() in (1, 2)
     assert (first.status, first.completed_tasks, first.steps) == ("completed", {"a", "b"}, 2)
@@ -72,11 +77,11 @@ def test_the_start_is_what_nothing_leads_to_unless_one_is_given(redis_url: str) 
 
 def test_a_session_that_is_gone_is_named(redis_url: str) -> None:
     context = context_of(redis_url, a)
-    context.link.client.flushall()
+    context.home.facts.link.client.flushall()
 
     with pytest.raises(NoSession, match="There is no session s at redis://"):
         _ = context.status
-    assert not context.exists()
+    assert not context.home.facts.exists()
 
 
 def test_marking_a_task_completed_is_refused_and_says_why(redis_url: str) -> None:
@@ -111,12 +116,12 @@ def test_who_works_on_it_is_said(redis_url: str) -> None:
     context = context_of(redis_url, a)
     holder = Holder(context, owner=json.dumps(asdict(myself())))
 
-    (owner,) = context.owners()
+    (owner,) = context.home.facts.workers()
     holder.leave()
 
     assert owner.startswith(f"process {myself().pid} on {myself().host}")
 
-    assert context.owners() == []
+    assert context.home.facts.workers() == []
 
 
 # --- inputs -----------------------------------------------------------------------------

@@ -11,27 +11,26 @@ import pytest
 from graflow_ckpt import CheckpointManager, ExecutionContext, KeepLast
 from graflow_ckpt.core.errors import CheckpointError, NoSession
 from graflow_ckpt.engine import shared_home
-from graflow_ckpt.engine.shared_context import SharedContext
 from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.sessions.redis import tables
 from graflow_ckpt.sessions.redis.tables import frozen
-from tests.unit.engine.shared_sessions import Holder, context_of, named
+from tests.unit.engine.shared_sessions import Holder, context_of, home_of, named
 
 
 @pytest.fixture
-def context(redis_url: str) -> Iterator[SharedContext]:
+def context(redis_url: str) -> Iterator[Any]:
     made = context_of(redis_url, named("a"), named("b"))
     made.schedule_start()
     yield made
-    made.tables.close()
+    made.session.close()
 
 
 @pytest.fixture
-def home(context: SharedContext) -> SharedHome:
-    return context.cuts_at()
+def home(context: Any) -> SharedHome:
+    return home_of(context)
 
 
-def steps(context: SharedContext, count: int) -> None:
+def steps(context: Any, count: int) -> None:
     """So many transitions."""
     for number in range(count):
         context.channel.set("n", number)
@@ -60,10 +59,10 @@ def test_paths_never_collide_and_are_known_before(home: SharedHome) -> None:
 
 
 def test_a_cut_that_shows_an_earlier_moment_than_another_is_taken_anew(
-    home: SharedHome, context: SharedContext, monkeypatch: pytest.MonkeyPatch
+    home: SharedHome, context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else has committed and cut between the reading and the numbering."""
-    other, read, times = context.cuts_at(), home._read, []
+    other, read, times = home_of(context), home._read, []
 
     def slow(portable: bool) -> Any:
         state = read(portable)
@@ -82,9 +81,9 @@ def test_a_cut_that_shows_an_earlier_moment_than_another_is_taken_anew(
 
 
 def test_a_session_that_others_cut_all_the_time_is_given_up_by_name(
-    home: SharedHome, context: SharedContext, monkeypatch: pytest.MonkeyPatch
+    home: SharedHome, context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other, read = context.cuts_at(), home._read
+    other, read = home_of(context), home._read
 
     def slow(portable: bool) -> Any:
         state = read(portable)
@@ -97,22 +96,24 @@ def test_a_session_that_others_cut_all_the_time_is_given_up_by_name(
         home.cut("request", None)
 
 
-def test_a_cut_of_a_session_that_is_gone_leaves_nothing_behind(
-    home: SharedHome, context: SharedContext
-) -> None:
-    context.link.client.flushall()
+def test_a_cut_of_a_session_that_is_gone_leaves_nothing_behind(home: SharedHome, context: Any) -> None:
+    context.home.facts.link.client.flushall()
 
-    for call in (lambda: home.cut("request", None), lambda: home.reserve(1, {}), lambda: home.has_failed(1)):
+    for call in (
+        lambda: home.cut("request", None),
+        lambda: home.reserve(1, {}),
+        lambda: home.facts.cut_failed(1),
+    ):
         with pytest.raises(NoSession):
             call()
-    assert context.link.client.dbsize() == 0
+    assert context.home.facts.link.client.dbsize() == 0
 
 
 # --- what is in it -------------------------------------------------------------------------
 
 
 def test_a_portable_one_is_read_by_pages_if_it_is_large(
-    home: SharedHome, context: SharedContext, monkeypatch: pytest.MonkeyPatch
+    home: SharedHome, context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_home, "MANY", 6)
     read = []
@@ -132,17 +133,17 @@ def test_a_portable_one_is_read_by_pages_if_it_is_large(
 
 
 def test_somebody_else_who_reads_it_by_pages_is_waited_for(
-    home: SharedHome, context: SharedContext, monkeypatch: pytest.MonkeyPatch
+    home: SharedHome, context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_home, "MANY", 0)
-    with frozen(context.link, "s", 0.2):
+    with frozen(context.home.facts.link, "s", 0.2):
         saved = home.cut("request", None, portable=True)
 
     assert saved.steps == 0
 
 
-def test_what_else_is_known_goes_along(home: SharedHome, context: SharedContext) -> None:
-    context.tables.commit([("cap", 3)])
+def test_what_else_is_known_goes_along(home: SharedHome, context: Any) -> None:
+    context.session.commit([("cap", 3)])
 
     carried = home.carried()
 
@@ -159,22 +160,21 @@ def test_a_path_leads_to_the_store_that_it_names(home: SharedHome, tmp_path: Pat
 # --- policies ------------------------------------------------------------------------------
 
 
-def test_one_worker_at_a_time_has_its_turn(home: SharedHome, context: SharedContext) -> None:
-    other = context.cuts_at()
+def test_one_worker_at_a_time_has_its_turn(home: SharedHome, context: Any) -> None:
+    other = home_of(context)
 
-    with home.turn() as mine, other.turn() as theirs, other.turn(0.05) as later:
+    with home.facts.turn() as mine, other.facts.turn() as theirs, other.facts.turn(0.05) as later:
         assert (mine, theirs, later) == (True, False, False)
-    with other.turn() as theirs:
+    with other.facts.turn() as theirs:
         assert theirs
 
 
-def test_the_last_cut_is_known_to_all(home: SharedHome, context: SharedContext) -> None:
-    other = context.cuts_at()
-    before = other.last_cut()
+def test_the_last_cut_is_known_to_all(home: SharedHome, context: Any) -> None:
+    other = home_of(context)
+    before = other.facts.last_cut()
     holder = Holder(context)
     (claim,) = holder.commit([("claim", 1)])
-    assert home.others_run(0)
-    assert not home.others_run(1)
+    assert home.facts.line()["held"] == "1"
     holder.commit([("end", claim.spec.key, claim.number, "completed", b"\x01")])
     holder.leave()
 
@@ -182,25 +182,23 @@ def test_the_last_cut_is_known_to_all(home: SharedHome, context: SharedContext) 
 
     assert before[0] == 0
     assert before[1] >= 0  # since the session began
-    assert other.last_cut()[0] == 1
-    assert other.last_cut()[1] < 60
-    assert not home.others_run(0)
+    assert other.facts.last_cut()[0] == 1
+    assert other.facts.last_cut()[1] < 60
+    assert home.facts.line()["held"] == "0"
 
 
 def test_a_save_that_failed_counts_as_the_last_look(home: SharedHome) -> None:
-    home.has_failed(7)
+    home.facts.cut_failed(7)
 
-    assert home.last_cut()[0] == 7
+    assert home.facts.last_cut()[0] == 7
 
 
 def unheard(kind: str, **facts: object) -> None:
     """There are no observers."""
 
 
-def test_the_last_cuts_of_policies_are_kept_whoever_made_them(
-    home: SharedHome, context: SharedContext
-) -> None:
-    homes = [home, context.cuts_at(), context.cuts_at()]
+def test_the_last_cuts_of_policies_are_kept_whoever_made_them(home: SharedHome, context: Any) -> None:
+    homes = [home, home_of(context), home_of(context)]
     asked = home.cut("request", None)
     made = []
     for number in range(7):

@@ -381,15 +381,15 @@ def context(tmp_path: Path) -> Iterator[ExecutionContext]:
     graph.add_edge("a", "g")
     graph.add_edge("a", "b")
     graph.compile(["a"])
-    made = ExecutionContext.create(graph, "a", session_id="s", store=str(tmp_path / "kept"))
+    given = Settings(workflow="w")
+    made = ExecutionContext.create(graph, "a", session_id="s", store=str(tmp_path / "kept"), settings=given)
     yield made
     made.home.close()
 
 
-def host(context: ExecutionContext, **settings: Any) -> RunHost:
-    given = Settings(workflow="w", **settings)
-    context.settings = given
-    return RunHost(context, Announcer(context.session, given.observers), Inbox())
+def host(context: ExecutionContext, *, keeps: bool = True) -> RunHost:
+    announcer = Announcer(context.session, ())
+    return RunHost(context.graph, context.session, context.home, announcer, Inbox(), keeps=keeps)
 
 
 def test_tasks_are_known_by_name_and_groups_are_none(context: ExecutionContext) -> None:
@@ -430,16 +430,16 @@ def test_a_task_made_at_run_time_is_kept_as_bytes_if_anything_is(context: Execut
     assert isinstance(kept, bytes)
     back, spawner, before = unpack_task(kept)
     assert (back.func, back.arguments, spawner, before) == (body, {"n": 1}, "a", ("b",))
-    own = host(context, durability="none").code_of(task, "a", ("b",))
+    own = host(context, keeps=False).code_of(task, "a", ("b",))
     assert isinstance(own, Live)
     assert own.value == (task, "a", ("b",))
 
 
-@pytest.mark.parametrize("durability", ["none", "checkpoint"])
+@pytest.mark.parametrize("keeps", [False, True])
 def test_what_has_still_to_run_is_not_made_anew_with_other_arguments(
-    context: ExecutionContext, durability: str
+    context: ExecutionContext, keeps: bool
 ) -> None:
-    mine = host(context, durability=durability)
+    mine = host(context, keeps=keeps)
     first = mine.code_of(Task("x", body, arguments={"n": 1}), "a", ())
     context.session.commit([("task", "x", first)])
     mine.code_of(Task("x", body, arguments={"n": 2}), "a", ())  # nothing of it is pending

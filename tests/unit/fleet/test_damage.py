@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from graflow_ckpt.checkpoint.seals.cells import SealedCells
 from graflow_ckpt.core.errors import CheckpointError, GraphError, KeyTaken, SessionDamaged, SessionError
 from graflow_ckpt.engine.reaping import held, release
+from graflow_ckpt.engine.resuming import Written
 from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.handle import Handle
@@ -127,12 +128,11 @@ def test_json_that_takes_more_memory_than_its_bytes_justify_is_damage(
 ) -> None:
     redis: Any = client.link.client
     cells = SealedCells(SESSION, client.keyring)
-    program = cast("Any", None)  # nothing here asks for it
-    home = SharedHome(client.link, SESSION, cells, "", None, program)
+    home = SharedHome(client.link, SESSION, cells, "", None, Written())
     more: dict[str, Callable[[Handle, Client], object]] = {
         **READERS,
         "reap": lambda handle, client: release(client.link, SESSION, cells, "e1t1", "", forced=True),
-        "trace": lambda handle, client: home.join_trace(home.kept_trace()),
+        "trace": lambda handle, client: home.join_trace(),
     }
     redis.hset(PREFIX + "h", field, MANY)
 

@@ -231,7 +231,8 @@ def check(graph: TaskGraph, bindings: dict[str, Binding], channel: Collection[st
             filled = p.name == binding.data and sent and name not in graph.starts
             if not sources and p.result is None and p.default is MISSING and not filled:
                 if mentioned is None:
-                    mentioned = set().union(*(_strings(b) for b in bindings.values()))
+                    able = (b.func for b in bindings.values() if b.context is not None)
+                    mentioned = set().union(*(_texts(func, whole=True) for func in able))
                 if p.name not in mentioned:
                     raise GraphError(
                         f"Nothing can fill the parameter {p.name!r} of task {name!r}.",
@@ -253,28 +254,6 @@ def _remedy(parameter: str, task: str, binding: Binding, graph: TaskGraph) -> st
 def _comes(p: Parameter, graph: TaskGraph) -> bool:
     """Return True if a predecessor of that name runs in this session."""
     return p.group is not None or (p.result is not None and p.result.removesuffix(RESULT) in graph.live)
-
-
-def _strings(binding: Binding) -> set[str]:
-    """Return the strings that a body could use as a channel name, helpers of its module included."""
-    func = binding.func
-    if binding.context is None or type(func) is not FunctionType:
-        return set()
-    codes = [func.__code__]
-    codes += [g.__code__ for g in func.__globals__.values() if type(g) is FunctionType]
-    found: set[str] = set()
-    seen: set[CodeType] = set()
-    while codes:
-        code = codes.pop()
-        if code in seen:
-            continue
-        seen.add(code)
-        for constant in code.co_consts:
-            if isinstance(constant, str):
-                found.add(constant)
-            elif isinstance(constant, CodeType):
-                codes.append(constant)
-    return found
 
 
 # --- the preflight: what can be known before the first task is known before the first task --
@@ -361,16 +340,18 @@ def _names(func: Callable[..., Any]) -> set[str]:
     return {name for code in _codes(func) for name in code.co_names}
 
 
-def _texts(func: Callable[..., Any]) -> set[str]:
+def _texts(func: Callable[..., Any], *, whole: bool = False) -> set[str]:
     """Return the string constants of a body: a name that it gets from the channel is one of them."""
-    return {text for code in _codes(func) for text in code.co_consts if isinstance(text, str)}
+    return {text for code in _codes(func, whole=whole) for text in code.co_consts if isinstance(text, str)}
 
 
-def _codes(func: Callable[..., Any]) -> Iterator[CodeType]:
+def _codes(func: Callable[..., Any], *, whole: bool = False) -> Iterator[CodeType]:
+    """Yield the code of a body and of its helpers; `whole`: of all functions of its module."""
     func = func.__func__ if type(func) is MethodType else func
     if type(func) is not FunctionType:
         return
-    helpers = [func.__globals__.get(name) for name in func.__code__.co_names]
+    known = func.__globals__
+    helpers = list(known.values()) if whole else [known.get(name) for name in func.__code__.co_names]
     codes = [func.__code__, *(h.__code__ for h in helpers if type(h) is FunctionType)]
     while codes:
         code = codes.pop()

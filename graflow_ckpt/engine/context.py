@@ -71,7 +71,7 @@ class ExecutionContext:
         self.named = session_id is not None  # the user will come back for it
         if not self.named and self.settings.durability == "auto":
             self.settings = replace(self.settings, durability="checkpoint")
-        self.session_id = check_session_id(session_id or new_id())
+        self.session_id = check_session_id(session_id or uuid.uuid4().hex[:12])
         self.session = MemorySession(state or SessionState(self.session_id))
         written = Written(self.settings.workflow, self.settings.program)
         self.home = Home(open_store(store), self.session_id, written)
@@ -360,7 +360,8 @@ class ExecutionContext:
         store: str | None = None,
     ) -> ExecutionContext:
         """Return a new session in Redis that begins at a checkpoint: a portable one, or one of memory."""
-        return cls._adopted(path, check_session_id(session_id or new_id()), redis_url, store)
+        session = check_session_id(session_id or uuid.uuid4().hex[:12])
+        return cls._adopted(path, session, redis_url, store)
 
     @classmethod
     def _adopted(
@@ -475,10 +476,6 @@ def settings_in(found: Found) -> Settings:
     """Return the settings that a checkpoint keeps."""
     named = Settings(workflow=found.meta.get("workflow", "workflow"))
     return named.with_stored(found.meta.get("settings"))
-
-
-def new_id() -> str:
-    return uuid.uuid4().hex[:12]
 
 
 @collector_at_rest()

@@ -19,16 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from graflow_ckpt.checkpoint.care.pruning import forget_journal
 from graflow_ckpt.checkpoint.values import attachments
 from graflow_ckpt.checkpoint.values.pickles import collector_at_rest
-from graflow_ckpt.core.errors import (
-    Fenced,
-    GraphError,
-    Interrupted,
-    SessionCancelled,
-    SessionError,
-    TaskError,
-    ValueTorn,
-    WorkflowCancelled,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine import resuming
@@ -125,7 +116,7 @@ class Execution:
         if self._run is not None:
             self._run.inbox.stop()
 
-    def _leave_at_once(self, error: Interrupted) -> None:
+    def _leave_at_once(self, error: errors.Interrupted) -> None:
         """End a run in another thread whose grace period is over."""
         if self._run is not None:
             self._run.inbox.leave(error)
@@ -142,7 +133,7 @@ class Execution:
         if start is not None:
             return False
         if state.status == "cancelled":
-            raise SessionCancelled(
+            raise errors.SessionCancelled(
                 f"Session {state.session} was cancelled: {state.reason}",
                 hint="Start a new session, or resume from one of its checkpoints by path.",
                 session=state.session,
@@ -168,7 +159,8 @@ class Execution:
         state = self.context.state
         starts = (start,) if start is not None else state.starts or tuple(self.graph.roots())
         if not starts:
-            raise GraphError("The workflow has no task to start with.", hint="Decorate functions with @task.")
+            why = "The workflow has no task to start with."
+            raise errors.GraphError(why, hint="Decorate functions with @task.")
         self.graph.compile(starts)
         check_answers(self.graph, state.tasks, self.settings)
         return check_graph(self.graph, self.settings, inputs, shared=not self.context.home.alone)
@@ -183,10 +175,11 @@ class Execution:
             case "completed":
                 return self.context.result()
             case "stopped":
-                log.info("session %s: %s%s", session, reason, self._larger())
+                larger = f"; resume with a larger one: {self._command()}" if self._can_go_on() else ""
+                log.info("session %s: %s%s", session, reason, larger)
                 return self.context.result()
             case "cancelled":
-                raise WorkflowCancelled(reason, session=session)
+                raise errors.WorkflowCancelled(reason, session=session)
             case "paused" if asked := doubts(state):
                 raise resuming.in_doubt(session, list(asked.values()))
             case "paused":
@@ -194,16 +187,13 @@ class Execution:
             case "stalled":
                 raise self._with_note(resuming.stalled(state))
         failure = self._run.announcer.failure if self._run is not None else None
-        raise self._with_note(failure or TaskError(reason, session=session))
-
-    def _larger(self) -> str:
-        return f"; resume with a larger one: {self._command()}" if self._can_go_on() else ""
+        raise self._with_note(failure or errors.TaskError(reason, session=session))
 
     def _interrupted(self, message: str, *, ended: bool) -> NoReturn:
         """Stop by a signal, and say how to continue."""
         self._emit("session_ended", status="completed" if ended else "interrupted")
         sys.stderr.write(f"graflow-ckpt: {message}\n")
-        raise Interrupted(message, self.context.session_id)
+        raise errors.Interrupted(message, self.context.session_id)
 
     def _with_note(self, error: BaseException) -> BaseException:
         """Return the task's own exception, with the command that continues."""
@@ -228,14 +218,14 @@ class OwnExecution(Execution):
         self._went_back: dict[tuple[str, int], int] = {}  # task and cycle -> how often
 
     def _broken(self, error: BaseException) -> None:
-        if isinstance(error, Fenced):
+        if isinstance(error, errors.Fenced):
             self._note_late(error)
 
     def _close(self) -> None:
         self.context.driven_no_more()
         self.home.close()
 
-    def _note_late(self, error: Fenced) -> None:
+    def _note_late(self, error: errors.Fenced) -> None:
         """Log a late write as evidence: the store keeps nothing of what it has refused."""
         lease, session, step = self.home.lease, self.context.session_id, self.context.state.steps
         epoch = lease.epoch if lease is not None else 0
@@ -255,7 +245,7 @@ class OwnExecution(Execution):
                 break
             except GoBack as back:
                 self._set_up(self._go_back(back))
-            except Interrupted:
+            except errors.Interrupted:
                 self._leave()
         # A signal that came too late to stop anything still ends the program.
         if self.stop.signal is not None and self.context.status not in ("failed", "stalled", "cancelled"):
@@ -294,7 +284,8 @@ class OwnExecution(Execution):
         if fresh or start is not None:
             state.start_at(self.graph.starts)
             if context.basis.again:
-                self._line = resuming.again_line(context)
+                former = f"session {state.session} was finished and begins run {state.run}"
+                self._line = f"{former}; the former run is kept"
                 resuming.notify(context, self._line)
             routes = self.graph.routes
             ops: list[Op] = [("clear",), ("reopen", epoch, state.max_steps)]
@@ -409,12 +400,12 @@ class OwnExecution(Execution):
             raise self._with_note(error)
         context = self.context
         context.session.close(
-            SessionError("the session went back to an earlier cut", session=context.session_id)
+            errors.SessionError("the session went back to an earlier cut", session=context.session_id)
         )
         load = partial(resuming.load, context)
         found = self.home.newest(load) if self.home.lease is not None else None
         if found is None:
-            raise ValueTorn(
+            raise errors.ValueTorn(
                 f"Task {task!r} failed after it may have changed {back.names[0]!r} in place, "
                 "and there is no checkpoint to go back to.",
                 hint="Cut before it (context.checkpoint(), a policy), or get the value with readonly=True.",
@@ -496,8 +487,8 @@ def doubts(state: SessionState) -> dict[int, str]:
     return {spec.key: spec.task_id for spec in specs if spec.execution_strategy == "doubt"}
 
 
-def paused(session: str, reason: str) -> SessionError:
-    return SessionError(
+def paused(session: str, reason: str) -> errors.SessionError:
+    return errors.SessionError(
         f"Session {session} is paused: {reason}",
         hint="The next one who executes it goes on.",
         session=session,

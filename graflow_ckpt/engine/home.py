@@ -25,15 +25,7 @@ from graflow_ckpt.checkpoint.program.program import Program
 from graflow_ckpt.checkpoint.retention import WAITS, Cut, Retention, automatic, forked_from
 from graflow_ckpt.checkpoint.seals.seal import key_storage_warning, passing_warning
 from graflow_ckpt.checkpoint.snapshot import BACKEND, Snapshot, capture
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    GraflowError,
-    JournalDamaged,
-    JournalFailed,
-    SaveOutcomeUnknown,
-    UnsafeCheckpoint,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.events import Kind
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line
@@ -115,7 +107,7 @@ class Tidier:
         try:
             if [*self._store.newest(1)] != [top]:
                 return ()
-        except (GraflowError, OSError):
+        except (errors.GraflowError, OSError):
             return ()  # the save will say so
         self._top = path, meta
         cuts = (*self._own.values(), coming)
@@ -134,7 +126,7 @@ class Tidier:
             if not self._too_many(rule) or (self._earned < self._seen and not last):
                 return False
             none_left = self._pass(saved.path, rule)
-        except (GraflowError, OSError) as error:
+        except (errors.GraflowError, OSError) as error:
             self._own = None
             self._failed("list_failed", error)
             if not self._told:
@@ -304,7 +296,7 @@ class Home(CheckpointPlace):
         self.parent: str | None = None  # the last cut
         self.origin: str | None = None  # the cut that the session was forked from
         self.rewinds: Lines = ()  # what the session has gone back behind
-        self.passed: list[tuple[str, CheckpointError]] = []  # cuts that the last `newest` could not use
+        self.passed: list[tuple[str, errors.CheckpointError]] = []  # that the last `newest` could not use
         self._segment: Journal | None = None
         self._after = -1
         self._writer: journal.Writer | None = None
@@ -364,7 +356,7 @@ class Home(CheckpointPlace):
                 self._check_stays_encrypted(found)
                 try:
                     load(found)
-                except CheckpointCorrupt as error:
+                except errors.CheckpointCorrupt as error:
                     passed.append((path, error))
                     continue
                 for bad, why in passed:
@@ -379,7 +371,7 @@ class Home(CheckpointPlace):
         """Refuse to continue an encrypted session where it would be saved in the clear."""
         encoding = found.encoding
         if encoding is not None and AEAD in encoding.kinds and AEAD not in self.store.encoding:
-            raise UnsafeCheckpoint(
+            raise errors.UnsafeCheckpoint(
                 f"Session {self.session} is encrypted, and what it saves in {self.store.url} would not be.",
                 hint="Put encrypted+ before the address of its store.",
                 session=self.session,
@@ -463,7 +455,7 @@ class Home(CheckpointPlace):
         going = self._going(path, lease, keep)
         try:
             metadata = archive.save(place, keyring, lease, snapshot, program, metadata, self.allowance, going)
-        except SaveOutcomeUnknown:
+        except errors.SaveOutcomeUnknown:
             self.sequence += 1  # it may be there: of two with one number the newer one would be unknown
             raise
         self.sequence += 1
@@ -492,7 +484,7 @@ class Home(CheckpointPlace):
         records = history.records(self.store, self.keyring, after, found, self.session, closed=True)
         try:
             return next(records, None) is None
-        except JournalDamaged:
+        except errors.JournalDamaged:
             return False
 
     def go_back_to(self, found: Found) -> None:
@@ -525,7 +517,7 @@ class Home(CheckpointPlace):
     def append(self, payload: bytes) -> None:
         """Write one record, durable when this returns."""
         if self._segment is None or self._writer is None:
-            raise JournalFailed(
+            raise errors.JournalFailed(
                 f"The journal of session {self.session!r} has no segment: it could not be begun.",
                 hint="The session stops here; what was recorded before is safe. Mend the store and resume.",
                 session=self.session,
@@ -536,7 +528,7 @@ class Home(CheckpointPlace):
         """Delete what no cut needs any more. What stays is tried at the next cut: this one is saved."""
         try:
             self.store.drop_segments(self.session, before)
-        except (GraflowError, OSError) as error:
+        except (errors.GraflowError, OSError) as error:
             log.warning("an old journal stays: %s", error, extra={"session": self.session})
 
     def close_journal(self) -> None:

@@ -27,17 +27,7 @@ from graflow_ckpt.checkpoint.program import program
 from graflow_ckpt.checkpoint.program.plan import CurrentTask, Plan, make_plan
 from graflow_ckpt.checkpoint.program.program import Program, saved_tasks, unpack_task
 from graflow_ckpt.checkpoint.snapshot import restore
-from graflow_ckpt.core.errors import (
-    GraflowError,
-    InDoubt,
-    JournalDamaged,
-    NoSession,
-    OtherWorkflow,
-    SessionError,
-    SessionExists,
-    SessionFinished,
-    Stalled,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.events import Kind
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
@@ -59,7 +49,7 @@ class Basis:
     found: Found | None = None
     payload: dict[str, Any] | None = None  # what is in its pickle
     replayed: int = 0  # journal records after it
-    damage: JournalDamaged | None = None  # where the journal that was replayed ends too early
+    damage: errors.JournalDamaged | None = None  # where the journal that was replayed ends too early
     named: bool = False  # by a user: what came after it does not count, or is where the session is live
     there: bool = False  # the session was there before, without a checkpoint: in Redis
     again: bool = False  # the session was finished, and begins its next run
@@ -77,13 +67,13 @@ def open_newest(context: ExecutionContext) -> None:
     try:
         found = _newest(context)
         if found is None and settings.resume == "must":
-            raise NoSession(
+            raise errors.NoSession(
                 f"Session {session_id} has no checkpoint.",
                 hint="Start it first, or look at: graflow-ckpt sessions.",
                 session=session_id,
             )
         if found is not None and settings.resume == "never":
-            raise SessionExists(
+            raise errors.SessionExists(
                 f"Session {session_id} exists already ({found.path}) and resume='never'.",
                 hint="Use another session id, or resume='auto'.",
                 session=session_id,
@@ -100,7 +90,7 @@ def _finished(context: ExecutionContext, found: Found) -> None:
     if not is_finished(context.state):
         return
     if context.settings.on_finished == "error":
-        raise SessionFinished(
+        raise errors.SessionFinished(
             f"Session {context.session_id} was finished {since(found.meta)} and on_finished='error'.",
             hint="Use another session id, or on_finished='again'.",
             session=context.session_id,
@@ -132,7 +122,7 @@ def check_workflow(context: ExecutionContext, state: SessionState, known: str | 
             f"{some(context.graph.task_names())}"
         )
         hint = "Use another session id for another workflow."
-    raise OtherWorkflow(
+    raise errors.OtherWorkflow(
         f"Session {context.session_id} {why}.", hint=hint,
         session=context.session_id, workflow=own, other=known,
     )  # fmt: skip
@@ -147,7 +137,7 @@ def _newest(context: ExecutionContext) -> Found | None:
 
     try:
         found = home.newest(partial(load, context))
-    except (GraflowError, OSError) as error:
+    except (errors.GraflowError, OSError) as error:
         emit("restore_failed", path="", error=str(error), error_type=type(error).__name__)
         raise
     seconds = monotonic() - began
@@ -165,7 +155,7 @@ def load(context: ExecutionContext, found: Found) -> None:
     """Load the values and the journal of a verified cut into the context."""
     home = context.home
     if place := found.facts.get("redis"):
-        raise SessionError(
+        raise errors.SessionError(
             f"Session {context.session_id} is in Redis, at {place['address']}; its newest checkpoint: "
             f"{found.path}.",
             hint="ExecutionContext.resume(path) goes on with it; from a portable one, in this process.",
@@ -182,12 +172,12 @@ def load(context: ExecutionContext, found: Found) -> None:
 
 def _replay(
     context: ExecutionContext, state: SessionState, found: Found
-) -> tuple[int, JournalDamaged | None]:
+) -> tuple[int, errors.JournalDamaged | None]:
     """Apply the journal after the cut, up to a damaged record if the settings say so: how many, and that."""
     home = context.home
-    damaged: list[JournalDamaged] = []
+    damaged: list[errors.JournalDamaged] = []
 
-    def note(error: JournalDamaged) -> None:
+    def note(error: errors.JournalDamaged) -> None:
         damaged.append(error)
         log.warning(
             "%s The session continues from step %d: what was committed after it is lost and runs again.",
@@ -206,9 +196,9 @@ def is_finished(state: SessionState) -> bool:
     return state.status == "completed" and not (state.ready or state.delayed)
 
 
-def stalled(state: SessionState) -> Stalled:
+def stalled(state: SessionState) -> errors.Stalled:
     """Return the error of a session in which nothing is left to run, and joins wait."""
-    return Stalled(
+    return errors.Stalled(
         f"Session {state.session} is stalled: nothing is left to run, and {state.reason}.",
         session=state.session,
         gates=sorted(state.waiting_gates()),
@@ -341,8 +331,8 @@ def _in_doubt(context: ExecutionContext, rerun: frozenset[str], died: bool) -> t
     return ops, failing
 
 
-def in_doubt(session: str, asked: list[str]) -> InDoubt:
-    return InDoubt(
+def in_doubt(session: str, asked: list[str]) -> errors.InDoubt:
+    return errors.InDoubt(
         f"Session {session}: running when the process died: {', '.join(asked)}.",
         hint="Answer with --in-doubt TASK=rerun, TASK=skip or TASK=fail.",
         session=session,
@@ -492,12 +482,6 @@ def finished_line(context: ExecutionContext, state: SessionState) -> str:
     file = str(meta.get("file") or "")
     command = f", or: graflow-ckpt run {shlex.quote(file)} --session {context.session_id} --again"
     return f'{line}, or workflow(…, on_finished="again"){command if file.endswith(".py") else ""}'
-
-
-def again_line(context: ExecutionContext) -> str:
-    """Return a line that says which run begins."""
-    number = context.state.run
-    return f"session {context.session_id} was finished and begins run {number}; the former run is kept"
 
 
 def since(meta: Document) -> str:

@@ -18,17 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program.plan import make_plan
 from graflow_ckpt.checkpoint.program.program import current_tasks, saved_tasks, unpack_task
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.decide import ANSWERS
-from graflow_ckpt.core.errors import (
-    CheckpointError,
-    Fenced,
-    GraflowError,
-    ServerError,
-    SessionBusy,
-    SessionError,
-    SessionFinished,
-    WorkflowCancelled,
-)
 from graflow_ckpt.core.facts import Cell, Claim, Done, Failed, Op, Outcome, Request
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Since
@@ -141,8 +132,8 @@ class SharedCuts:
         began = monotonic()
         try:
             saved = self._home.cut(cause, user, path=handle.path if handle is not None else None)
-        except (CheckpointError, SessionError, ServerError, OSError) as error:
-            found = error if isinstance(error, GraflowError) else CheckpointError(str(error))
+        except (errors.CheckpointError, errors.SessionError, errors.ServerError, OSError) as error:
+            found = error if isinstance(error, errors.GraflowError) else errors.CheckpointError(str(error))
             if handle is not None:
                 handle.failed(found)
             self._failed(found, cause, monotonic() - began)
@@ -151,10 +142,10 @@ class SharedCuts:
         self._home.tell_saved(self._emit, saved, cause, monotonic() - began, self._settings.slow_save)
         return saved
 
-    def _failed(self, error: GraflowError, cause: str, seconds: float) -> None:
+    def _failed(self, error: errors.GraflowError, cause: str, seconds: float) -> None:
         """Report an event; with on_save_failure="fail" pause the session for all workers."""
         self._home.tell_failed(self._emit, error, cause, seconds)
-        with suppress(GraflowError):  # the server may be what has failed
+        with suppress(errors.GraflowError):  # the server may be what has failed
             self._home.facts.cut_failed(self._session.steps)
         if self._settings.on_save_failure == "fail":
             self._session.commit([("status", "paused", f"The checkpoint failed: {error.message}")])
@@ -286,10 +277,12 @@ class Part:
     def _news(self, news: str) -> None:
         """Handle news of the keeper: what has happened to the session while a body runs."""
         if news in ("fenced", "gone"):
-            self.run.invoker.fence(Fenced("The session's token was lost.", session=self.session.id))
+            self.run.invoker.fence(errors.Fenced("The session's token was lost.", session=self.session.id))
             self._on_lost()
         elif news == "cancelled":
-            self.run.invoker.fence(WorkflowCancelled("The session was cancelled.", session=self.session.id))
+            self.run.invoker.fence(
+                errors.WorkflowCancelled("The session was cancelled.", session=self.session.id)
+            )
 
     def given_back(self) -> list[Op]:
         return [("release", key, claim.spec.crashes) for key, claim in self.session.held.items()]
@@ -321,7 +314,7 @@ class SharedExecution(Execution):
         if self._part is not None:
             try:
                 self._part.leave()
-            except GraflowError as error:  # its lease ends by itself
+            except errors.GraflowError as error:  # its lease ends by itself
                 session = self._outside.id
                 log.warning("session %s is left: %s", session, error, extra={"session": session})
             self._part.session.close()
@@ -333,7 +326,7 @@ class SharedExecution(Execution):
         if self.settings.on_finished != "return":
             again = self.settings.on_finished == "again"
             why = ": a session in Redis has one run." if again else " and on_finished='error'."
-            raise SessionFinished(
+            raise errors.SessionFinished(
                 f"Session {self._outside.id} was finished{why}", hint="Use another session id.",
                 session=self._outside.id,
             )  # fmt: skip
@@ -391,7 +384,7 @@ class SharedExecution(Execution):
         resuming.accept(plan, state.session)
         ops = resuming.changes_of(self.graph, plan)
         if ops and (others := self.home.facts.workers()):
-            raise SessionBusy(
+            raise errors.SessionBusy(
                 f"Tasks of session {state.session} are to run again with another program, and somebody "
                 f"works on it: {others[0]}.",
                 hint="Pause it and wait until its workers have left it.",
@@ -442,7 +435,7 @@ class SharedExecution(Execution):
                 sleep(POLL)  # others finish what they run
                 mine.commit([("claim", 0)])
             status = mine.status
-        except Fenced as error:  # a void token: the session has ended, or continues without this process
+        except errors.Fenced as error:  # the session has ended, or continues without this process
             status = self.context.status
             if status not in ENDS:
                 raise

@@ -1,7 +1,7 @@
 """The way of a session into Redis: made there, attached to where it is, or adopted from a checkpoint.
 
 What comes of it is a `SharedPlace`, by which an ExecutionContext reaches the session. Its checkpoints are
-written to the store that it was made with, and hold no values: those stay in Redis, where a resume finds them.
+written to the store that it was made with, and hold no values: those stay in Redis, where resume finds them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,8 @@ from graflow_ckpt.checkpoint import history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.seals.cells import SealedCells
 from graflow_ckpt.checkpoint.values.sharing import bundles
-from graflow_ckpt.core import arguments
+from graflow_ckpt.core import arguments, errors
 from graflow_ckpt.core.apply import apply
-from graflow_ckpt.core.errors import (
-    CheckpointError,
-    GraflowError,
-    NoSession,
-    ServerGone,
-    SessionBusy,
-    SessionError,
-)
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.engine.adopt import KEPT, Standing
@@ -95,7 +87,7 @@ def link_of(config: Mapping[str, Any] | None) -> RedisLink:
     config = config or {}
     where = config.get("redis_client", config.get("redis_url")) or os.environ.get(URL_VARIABLE, "").strip()
     if not where:
-        raise SessionError(
+        raise errors.SessionError(
             "queue_backend='redis' needs a server.",
             hint='config={"redis_client": redis.Redis(...)} or {"redis_url": "redis://…"}, '
             f"or set {URL_VARIABLE}.",
@@ -127,7 +119,7 @@ def _looked_for(found: Found, store: CheckpointStore) -> SharedPlace:
     session = found.facts["session_id"]
     own = found.facts["redis"]["address"]
     named = os.environ.get(URL_VARIABLE, "").strip()
-    away: ServerGone | None = None
+    away: errors.ServerGone | None = None
     asked: list[str] = []
     for where in dict.fromkeys(filter(None, (own, named))):
         try:
@@ -135,11 +127,11 @@ def _looked_for(found: Found, store: CheckpointStore) -> SharedPlace:
             if place.home.facts.exists():
                 return place
             asked.append(place.home.facts.link.address)
-        except ServerGone as error:
+        except errors.ServerGone as error:
             away = away or error
     if away is not None:
         raise away
-    raise NoSession(
+    raise errors.NoSession(
         f"There is no session {session} at {' or '.join(dict.fromkeys(asked))}.",
         hint=f"Its queue and values were there and are not in the checkpoint {found.path}. "
         + _newest_portable(store, session),
@@ -156,7 +148,7 @@ def _newest_portable(store: CheckpointStore, session: str) -> str:
                     f"The newest one that has them is {path} (step {found.facts['steps']}): "
                     "ExecutionContext.rewind(path) brings the session back, fork(path) makes another of it."
                 )
-    except GraflowError as error:
+    except errors.GraflowError as error:
         return f"Its other checkpoints cannot be looked at: {error.message}"
     return "None of its checkpoints has them: context.checkpoint(portable=True) makes one that does."
 
@@ -169,7 +161,7 @@ def _check_history(found: Found, facts: RedisFacts) -> None:
     ids: dict[str, Any] = {"session": session, "live": live, "cut": cut, "path": found.path}
     if int(found.meta["epoch"]) < epoch:
         if cut > behind:
-            raise CheckpointError(
+            raise errors.CheckpointError(
                 f"Checkpoint {found.path} shows transition {cut} of session {session}, which was taken back "
                 f"to transition {behind} since, and is at {live} now.",
                 hint="Resume from a later one, or from this one in a session of its own, if it is portable: "
@@ -177,7 +169,7 @@ def _check_history(found: Found, facts: RedisFacts) -> None:
                 **ids,
             )
     elif live < cut or number < int(found.meta["sequence"]):
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"Session {session} at {facts.link.address} is at transition {live}, and the checkpoint "
             f"{found.path} at {cut}: Redis has lost commits.",
             hint="Restore Redis from a newer copy, or go on from a portable checkpoint (rewind or fork).",
@@ -225,7 +217,7 @@ def adopt_into(standing: Standing, session: str | None, to: Destination) -> Shar
     home = place.home
     try:
         _write(standing, place, "rewind", {**_numbers(standing, home), **to.facts}, to.post)
-    except SessionBusy as error:
+    except errors.SessionBusy as error:
         owner = ", ".join(home.facts.workers()) or "somebody"
         raise type(error)(
             f"Session {own} is not put back: {owner} works on it.",
@@ -235,7 +227,7 @@ def adopt_into(standing: Standing, session: str | None, to: Destination) -> Shar
     try:
         home.describe(standing.graph, standing.settings)
         home.cut("rewind", None)  # a resume that looks for the newest one finds it
-    except (GraflowError, OSError) as error:
+    except (errors.GraflowError, OSError) as error:
         log.error("checkpoint failed: %s", error, extra={"session": own})
     return place
 
@@ -256,7 +248,7 @@ def destination(standing: Standing, redis_url: str | None) -> Destination:
     origin = standing.found.facts.get("redis")
     where = redis_url or (origin["address"] if origin else os.environ.get(URL_VARIABLE, "").strip())
     if not where:
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"Checkpoint {standing.found.path} is of a session in memory: say into which Redis it is to go.",
             hint=f"redis_url=, or {URL_VARIABLE}.",
             path=standing.found.path,

@@ -16,7 +16,6 @@ from functools import partial
 from time import sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from graflow_ckpt.checkpoint.care.pruning import forget_journal
 from graflow_ckpt.checkpoint.values import attachments
 from graflow_ckpt.checkpoint.values.pickles import collector_at_rest
 from graflow_ckpt.core import errors
@@ -217,26 +216,20 @@ class OwnExecution(Execution):
         self.home = context.home
         self._went_back: dict[tuple[str, int], int] = {}  # task and cycle -> how often
 
-    def _broken(self, error: BaseException) -> None:
-        if isinstance(error, errors.Fenced):
-            self._note_late(error)
-
     def _close(self) -> None:
         self.context.driven_no_more()
         self.home.close()
 
-    def _note_late(self, error: errors.Fenced) -> None:
+    def _broken(self, error: BaseException) -> None:
         """Log a late write as evidence: the store keeps nothing of what it has refused."""
+        if not isinstance(error, errors.Fenced):
+            return
         lease, session, step = self.home.lease, self.context.session_id, self.context.state.steps
         epoch = lease.epoch if lease is not None else 0
         log.error(
             "what session %s was to write at step %d under epoch %d was refused: %s",
-            session,
-            step,
-            epoch,
-            error,
-            extra={"session": session, "step": step, "epoch": epoch},
-        )
+            session, step, epoch, error, extra={"session": session, "step": step, "epoch": epoch},
+        )  # fmt: skip
 
     def _drive(self) -> Any:
         while True:
@@ -431,7 +424,7 @@ class OwnExecution(Execution):
         """Take the last cut, and return the result or raise the error of the session."""
         state, failed = self.context.state, self.context.status == "failed"
         if failed and self.settings.on_failure == "rollback":
-            self._roll_back()
+            self.home.delete()
         elif state.status != "completed" or self.context.named or self.home.sequence > 0:
             # it may be asked again
             self._last_cut("failure" if failed else "end")
@@ -471,14 +464,6 @@ class OwnExecution(Execution):
         else:
             assert self.context.cutter is not None
             self.context.cutter.final(cause)
-
-    def _roll_back(self) -> None:
-        """Delete all of the session, as on_failure="rollback" asks."""
-        if self.home.lease is not None:
-            for path, _ in list(self.home.store.list(self.context.session_id)):
-                self.home.store.delete(path)
-            self.home.close_journal()
-            forget_journal(self.home.store, self.context.session_id, self.home.lease)
 
 
 def doubts(state: SessionState) -> dict[int, str]:

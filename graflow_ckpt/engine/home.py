@@ -343,6 +343,14 @@ class Home(CheckpointPlace):
             self.lease.release()
             self.lease = None
 
+    def delete(self) -> None:
+        """Delete all of the session, as on_failure="rollback" asks."""
+        if self.lease is not None:
+            for path, _ in list(self.store.list(self.session)):
+                self.store.delete(path)
+            self.close_journal()
+            forget_journal(self.store, self.session, self.lease)
+
     # --- what was kept -----------------------------------------------------------------
 
     def newest(self, load: Callable[[Found], None]) -> Found | None:

@@ -40,7 +40,7 @@ from graflow_ckpt.links.complaints import readable
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.protocol import MadeSoFar
-from graflow_ckpt.sessions.redis.facts import RedisFacts
+from graflow_ckpt.sessions.redis.facts import SharedFacts
 from graflow_ckpt.sessions.redis.ops import Cells
 from graflow_ckpt.sessions.redis.session import POLL, RedisSession
 
@@ -171,7 +171,7 @@ class Made:
 
     def of(self, link: RedisLink, session: str) -> bool:
         """Return True if the session, as it is now, continues from these."""
-        return bool(self.last) and RedisFacts(link, session).last_make_is(self.times, self.last)
+        return bool(self.last) and SharedFacts(link, session).last_make_is(self.times, self.last)
 
 
 class SharedHost(RunHost):

@@ -27,7 +27,7 @@ from graflow_ckpt.engine.resuming import Description, Written
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.links.complaints import fact, readable
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.redis.facts import RedisFacts
+from graflow_ckpt.sessions.redis.facts import SharedFacts
 from graflow_ckpt.sessions.redis.names import check_names
 from graflow_ckpt.sessions.redis.ops import Cells
 from graflow_ckpt.sessions.redis.tables import read_paged, read_state
@@ -65,7 +65,7 @@ class SharedHome(CheckpointPlace):
         made = program if isinstance(program, Program) else None
         written = Written(program.workflow, file=None, cwd=None) if isinstance(program, Program) else program
         super().__init__(session, store or link.address, Description(written, made))
-        self.facts = RedisFacts(link, session)
+        self.facts = SharedFacts(link, session)
         self.cells = cells
         self._keyring = keyring
 

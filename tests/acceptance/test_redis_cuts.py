@@ -219,6 +219,22 @@ def test_a_policy_that_could_not_save_tries_again_at_its_next_time(make: Make) -
     assert seen.count("checkpoint_failed") == 1
 
 
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_session_says_why_its_last_save_failed_until_a_later_one_succeeds(make: Make, mended: bool) -> None:
+    def ask(context: Any) -> None:
+        if context.cycle == 0:
+            block()
+        elif mended:
+            unblock()
+        context.checkpoint()
+
+    flow = loop(2, ask, make=make)
+    flow.execute()
+
+    error = flow.execution_context.last_save_error
+    assert error is None if mended else "checkpoints" in str(error)
+
+
 def test_with_on_save_failure_fail_a_failed_save_stops_the_run(make: Make) -> None:
     ran: list[int] = []
 

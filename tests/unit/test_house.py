@@ -20,9 +20,8 @@ LONG = repr("x" * 60)
 TALL = "def f():\n" + "    pass\n" * 50
 
 CEILINGS = {
-    house.cycles_later: 1,
-    house.long_functions: 2,
-    house.large_classes: 18,
+    house.long_functions: 1,
+    house.large_classes: 16,
     house.touched: 55,
 }
 """Rules that the package breaks more often than it may in the end, and how often: lower it with each fix."""

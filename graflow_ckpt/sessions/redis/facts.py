@@ -41,7 +41,6 @@ class RedisFacts:
         self.link = link
         self.session = session
         self._prefix = keys_of(session)
-        self._cut = link.script(CUT)
 
     @contextmanager
     def _asked(self) -> Iterator[Any]:
@@ -150,6 +149,10 @@ class RedisFacts:
                     mine.append((int(number), spec_of(spec, cells)))
         return [spec for _, spec in sorted(mine, reverse=True)]
 
+
+class SharedFacts(RedisFacts):
+    """The facts of one session that those who work on it tell each other: of cuts, and of tasks they made."""
+
     # --- cuts --------------------------------------------------------------------------
 
     def number_path(self) -> int:
@@ -170,7 +173,7 @@ class RedisFacts:
         self._tell("failed", steps)
 
     def _tell(self, *words: str | int) -> list[Any]:
-        reply: list[Any] = self._cut([f"{self._prefix}c"], words)
+        reply: list[Any] = self.link.script(CUT)([f"{self._prefix}c"], words)
         if reply[0] == b"gone":
             raise gone(self.link, self.session)
         return reply

@@ -115,14 +115,16 @@ def test_a_body_that_takes_nothing_is_plain() -> None:
     assert not Binding(Task("t", one), {}, {}).plain
 
 
-def test_a_context_that_no_parameter_takes_is_refused() -> None:
-    with pytest.raises(GraphError, match="'t' has inject_context=True and takes no parameter"):
-        Binding(Task("t", nothing, CONTEXT), {}, {})
-
-
-def test_an_argument_that_no_parameter_takes_is_refused_by_name() -> None:
-    with pytest.raises(GraphError, match="'t' takes no parameter 'y'"):
-        Binding(Task("t", one, arguments={"y": 1}), {}, {})
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Task("t", nothing, CONTEXT), "'t' has inject_context=True and takes no parameter"),
+        (Task("t", one, arguments={"y": 1}), "'t' takes no parameter 'y'"),
+    ],
+)
+def test_what_no_parameter_takes_is_refused_by_name(task: Task, words: str) -> None:
+    with pytest.raises(GraphError, match=words):
+        Binding(task, {}, {})
 
 
 # --- filling ---------------------------------------------------------------------------
@@ -138,20 +140,23 @@ def test_results_of_predecessors_come_first_and_then_the_channel_and_then_the_de
     assert arguments == {"a": 1, "x": 2, "y": 4}
 
 
-def test_data_goes_to_the_parameter_of_that_name_else_to_the_first() -> None:
-    def named(x: int, data: int) -> None: ...
-
-    assert filled(Binding(Task("t", one), {}, {}), 7) == {"x": 7}
-    assert filled(Binding(Task("t", named), {}, {}), 7, channel={"x": 1}) == {"x": 1, "data": 7}
-    assert filled(Binding(Task("t", nothing), {}, {}), 7) == {}
+def named(x: Any, data: Any) -> None: ...
 
 
-def test_data_none_is_data() -> None:
-    assert filled(Binding(Task("t", one), {}, {}), None) == {"x": None}
-
-
-def test_an_argument_that_is_bound_stays() -> None:
-    assert filled(Binding(Task("t", two, arguments={"a": 1}), {}, {}), channel={"a": 9}) == {"a": 1}
+@pytest.mark.parametrize(
+    ("task", "data", "channel", "arguments"),
+    [
+        pytest.param(Task("t", one), 7, {}, {"x": 7}, id="data goes to the first parameter"),
+        pytest.param(Task("t", named), 7, {"x": 1}, {"x": 1, "data": 7}, id="or to the one of that name"),
+        pytest.param(Task("t", nothing), 7, {}, {}, id="or nowhere"),
+        pytest.param(Task("t", one), None, {}, {"x": None}, id="None is data"),
+        pytest.param(
+            Task("t", two, arguments={"a": 1}), MISSING, {"a": 9}, {"a": 1}, id="what is bound stays"
+        ),
+    ],
+)
+def test_an_argument_is_filled_from(task: Task, data: Any, channel: Any, arguments: Any) -> None:
+    assert filled(Binding(task, {}, {}), data, channel=channel) == arguments
 
 
 def test_a_predecessor_without_a_result_is_the_default_or_none() -> None:
@@ -243,33 +248,44 @@ def test_an_input_stands_for_the_result_of_a_task_that_the_start_has_passed() ->
     assert filled(binding) == {"a": None}
 
 
-def test_no_source_for_a_parameter_is_refused_by_name() -> None:
-    graph = graph_of(Task("a", nothing), Task("t", lambda a, q: None), edges="at")
-
-    with pytest.raises(GraphError, match="Nothing can fill the parameter 'q' of task 't'"):
-        checked(graph)
+class Callee:
+    def __call__(self, context: Any) -> None: ...
 
 
-def test_the_remedy_for_a_parameter_is_what_its_name_suggests() -> None:
-    far = graph_of(Task("a", nothing), Task("b", nothing), Task("t", lambda a: None), edges="ab bt")
-    with pytest.raises(GraphError, match=r"'a' is no predecessor of 't'.*get_result\('a'\)"):
-        checked(far)
-    with pytest.raises(GraphError, match=r"write @task\(inject_context=True\)"):
-        checked(graph_of(Task("a", lambda context: None)))
+A, SENDER = Task("a", nothing), Task("a", lambda context: None, CONTEXT)
 
 
-def test_the_first_task_has_no_data_to_take_its_first_parameter_from() -> None:
-    with pytest.raises(GraphError, match="Nothing can fill the parameter 'x' of task 'a'"):
-        checked(graph_of(Task("a", one)))
-    with pytest.raises(GraphError, match="Nothing can fill the parameter 'x' of task 'b'"):
-        checked(graph_of(Task("a", nothing), Task("b", one), edges="ab"))
-    checked(graph_of(Task("a", one)), "x")
+@pytest.mark.parametrize(
+    ("tasks", "edges", "words"),
+    [
+        ((A, Task("t", lambda a, q: None)), "at", "Nothing can fill the parameter 'q' of task 't'"),
+        ((Task("a", one),), "", "Nothing can fill the parameter 'x' of task 'a'"),
+        ((A, Task("b", one)), "ab", "Nothing can fill the parameter 'x' of task 'b'"),
+        (
+            (A, Task("b", nothing), Task("t", lambda a: None)),
+            "ab bt",
+            r"'a' is no predecessor of 't'.*get_result\('a'\)",
+        ),
+        ((Task("a", lambda context: None),), "", r"write @task\(inject_context=True\)"),
+        ((Task("a", Callee(), CONTEXT), Task("b", lambda x, quantity: None)), "ab", "'quantity'"),
+    ],
+    ids=["nothing has it", "no data at the start", "no sender", "no predecessor", "a context", "no function"],
+)
+def test_no_source_for_a_parameter_is_refused_by_name(tasks: Any, edges: str, words: str) -> None:
+    with pytest.raises(GraphError, match=words):
+        checked(graph_of(*tasks, edges=edges))
 
 
-def test_a_task_that_others_may_send_data_to_is_not_refused() -> None:
-    def sender(context: Any) -> None: ...
-
-    checked(graph_of(Task("a", sender, CONTEXT), Task("b", one), edges="ab"))
+@pytest.mark.parametrize(
+    ("tasks", "edges", "channel"),
+    [
+        pytest.param((Task("a", one),), "", "x", id="an input fills it"),
+        pytest.param((SENDER, Task("b", one)), "ab", "", id="another task may send data"),
+        pytest.param((A, Task("t", lambda x, q: None)), "", "", id="the start never leads to it"),
+    ],
+)
+def test_what_may_be_filled_is_not_refused(tasks: Any, edges: str, channel: str) -> None:
+    checked(graph_of(*tasks, edges=edges), *channel)
 
 
 def helper(context: Any) -> None:
@@ -288,18 +304,6 @@ def test_a_channel_name_that_some_body_mentions_may_be_set_by_it() -> None:
     checked(graph)
     with pytest.raises(GraphError, match="'weight'"):
         checked(graph_of(Task("a", body, CONTEXT), Task("b", lambda x, weight: None), edges="ab"))
-
-
-def test_a_body_that_is_no_function_mentions_nothing() -> None:
-    class Callee:
-        def __call__(self, context: Any) -> None: ...
-
-    with pytest.raises(GraphError, match="'quantity'"):
-        checked(graph_of(Task("a", Callee(), CONTEXT), Task("b", lambda x, quantity: None), edges="ab"))
-
-
-def test_a_task_that_the_start_never_leads_to_is_not_checked() -> None:
-    checked(graph_of(Task("a", nothing), Task("t", lambda x, q: None)))
 
 
 # --- before the first task ------------------------------------------------------------

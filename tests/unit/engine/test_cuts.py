@@ -30,6 +30,7 @@ from graflow_ckpt.core.facts import Op
 from graflow_ckpt.engine.cuts import Cutter, capture_random, remember_random, restore_random
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores.files.store import LocalStore
+from tests.acceptance.places import Box
 from tests.loops import LONG, chain, cuts, loop, pair
 from tests.unit.stores.faults import FaultyDisk
 
@@ -84,9 +85,6 @@ def test_cuts_that_a_journal_needs_are_not_kept_for_ever() -> None:
     loop(5, grow, durability="journal", keep=KeepLast(2)).execute()
 
     assert cuts("journal") + cuts("end") == [5, 5]
-
-
-# --- requests --------------------------------------------------------------------------
 
 
 # --- the journal -----------------------------------------------------------------------
@@ -150,10 +148,6 @@ def test_a_value_on_loan_elsewhere_is_made_durable_by_a_cut_and_named_once(
 
     assert sum("'box'" in r.getMessage() for r in caplog.records) == 1
     assert cuts("journal")[-1] == 4
-
-
-class Box:
-    """A live value."""
 
 
 def test_random_state_of_a_commit_that_was_refused_is_recorded_with_the_next_one() -> None:

@@ -166,17 +166,6 @@ def test_tokens_that_are_wanted_are_posted(context: Any) -> None:
     assert copy.home.facts.line()["flags"] == "f"
 
 
-def test_the_newest_of_what_is_resumed_is_the_one_of_the_rewind(context: Any) -> None:
-    path = portable(context)
-    context.execute()
-    context.checkpoint()
-
-    rewind(path)
-
-    resumed = ExecutionContext.resume(CheckpointManager.get_latest("s"))
-    assert (resumed.steps, resumed.status) == (0, "running")
-
-
 def test_a_checkpoint_that_is_not_there_is_named(redis_url: str) -> None:
     with pytest.raises(CheckpointError, match="nothing"):
         fork("checkpoints/nothing.pkl")

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 
-from graflow_ckpt import CheckpointManager, EveryTask, ExecutionContext, WorkflowEngine, task, workflow
+from graflow_ckpt import CheckpointManager, EveryTask, WorkflowEngine, task, workflow
 from graflow_ckpt.core.errors import (
     GraphChanged,
-    InDoubt,
     NoSession,
-    OtherWorkflow,
     SessionCancelled,
     SessionExists,
-    SessionFinished,
-    TaskError,
 )
 from tests.loops import chain, pair
 
@@ -36,16 +31,6 @@ def test_a_finished_session_gives_its_result_and_runs_nothing() -> None:
     assert (first, again.execute()) == (2, 2)
     assert ran == ["a", "b"]
     assert [event.kind for event in seen] == ["checkpoint_restored", "session_finished"]
-
-
-def test_a_failed_session_runs_what_is_not_completed() -> None:
-    ran: list[str] = []
-
-    with pytest.raises(OSError, match="not yet"):
-        pair(ran, fails=True).execute()
-    assert pair(ran, changed="reuse").execute() == 2
-
-    assert ran == ["a", "b", "b"]
 
 
 def test_never_refuses_an_id_that_has_state() -> None:
@@ -173,17 +158,6 @@ def test_a_named_checkpoint_means_that_state_and_opens_a_new_line() -> None:
     assert newest.rewinds == rewind.rewinds == [[rewind.epoch, first.sequence]]
 
 
-def test_the_names_of_the_context_do_the_same(tmp_path: Path) -> None:
-    flow = pair([], checkpoint=EveryTask())
-    flow.execute()
-    flow.execution_context.save(str(tmp_path / "mine.pkl"))
-
-    context = ExecutionContext.load(str(tmp_path / "mine.pkl"))
-
-    assert context.completed_tasks == {"a", "b"}
-    assert context.execute() == 2
-
-
 def test_a_start_on_a_session_that_goes_on_drops_what_was_scheduled() -> None:
     ran: list[str] = []
     with pytest.raises(OSError, match="not yet"):
@@ -245,96 +219,3 @@ def test_rng_false_leaves_random_state_alone() -> None:
     drawing(draws, False, rng=False, changed="reuse")
 
     assert draws[1][0] == expected
-
-
-# --- finished, foreign and in doubt ----------------------------------------------------
-
-
-def test_a_finished_session_is_refused_or_begins_its_next_run() -> None:
-    ran: list[str] = []
-    pair(ran).execute()
-
-    with pytest.raises(SessionFinished, match="Session s was finished"):
-        pair(ran, on_finished="error").execute()
-    assert pair(ran, on_finished="again").execute() == 2
-
-    assert ran == ["a", "b", "a", "b"]
-
-
-def foreign(name: str) -> Any:
-    """A workflow of this name and one task, `c`, under the session of `pair`."""
-    return chain(c=lambda: 3, workflow=name, session_id="s")
-
-
-def renamed(name: str) -> Any:
-    """The tasks of `pair` in a workflow of another name."""
-    flow = pair([])
-    flow.settings = replace(flow.settings, workflow=name)
-    return flow
-
-
-@pytest.mark.parametrize(
-    ("build", "why"), [(foreign, "has completed a, b of workflow 'w'"), (renamed, "belongs to workflow 'w'")]
-)
-def test_a_session_of_another_workflow_is_refused(build: Any, why: str) -> None:
-    pair([]).execute()
-
-    with pytest.raises(OtherWorkflow, match=why):
-        build("other").execute()
-
-
-def interrupted(
-    ran: list[str], on_interrupted: Any, answers: dict[str, str] | None = None, *, now: bool = False
-) -> Any:
-    """`a`, which ends its process the first time, and `b`; with a journal, so its claim is on record."""
-    with workflow("w", "s", durability="journal") as flow:
-
-        @task(on_interrupted=on_interrupted)
-        def a() -> int:
-            ran.append("a")
-            if now:
-                raise SystemExit(1)
-            return 1
-
-        @task
-        def b(a: int = 7) -> int:
-            ran.append("b")
-            return a
-
-        a >> b
-    flow.settings = replace(flow.settings, in_doubt=tuple((answers or {}).items()))
-    return flow
-
-
-@pytest.mark.parametrize(
-    ("chosen", "answers", "result", "after"),
-    [
-        ("rerun", {}, 1, ["a", "b"]),
-        ("skip", {}, 7, ["b"]),
-        ("ask", {"a": "rerun"}, 1, ["a", "b"]),
-        ("ask", {"a": "skip"}, 7, ["b"]),
-    ],
-)
-def test_a_task_in_doubt_is_what_was_chosen_for_it(
-    chosen: str, answers: dict[str, str], result: int, after: list[str]
-) -> None:
-    ran: list[str] = []
-    with pytest.raises(SystemExit):
-        interrupted(ran, chosen, now=True).execute()
-
-    assert interrupted(ran, chosen, answers).execute() == result
-    assert ran == ["a", *after]
-
-
-@pytest.mark.parametrize(
-    ("chosen", "answers", "error"),
-    [("ask", {}, InDoubt), ("fail", {}, TaskError), ("ask", {"a": "fail"}, TaskError)],
-)
-def test_a_task_in_doubt_may_stop_the_session(chosen: str, answers: dict[str, str], error: type) -> None:
-    ran: list[str] = []
-    with pytest.raises(SystemExit):
-        interrupted(ran, chosen, now=True).execute()
-
-    with pytest.raises(error, match="a"):
-        interrupted(ran, chosen, answers).execute()
-    assert ran == ["a"]

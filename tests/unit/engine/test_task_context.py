@@ -435,21 +435,6 @@ def test_a_task_made_at_run_time_is_kept_as_bytes_if_anything_is(context: Execut
     assert own.value == (task, "a", ("b",))
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_what_has_still_to_run_is_not_made_anew_with_other_arguments(
-    context: ExecutionContext, keeps: bool
-) -> None:
-    mine = host(context, keeps=keeps)
-    first = mine.code_of(Task("x", body, arguments={"n": 1}), "a", ())
-    context.session.commit([("task", "x", first)])
-    mine.code_of(Task("x", body, arguments={"n": 2}), "a", ())  # nothing of it is pending
-    context.session.commit([("enqueue", "x", None, 0, 0, "default", "direct")])
-
-    mine.code_of(Task("x", body, arguments={"n": 1}), "a", ())
-    with pytest.raises(GraphError, match="'x' was made before with other code or arguments"):
-        mine.code_of(Task("x", body, arguments={"n": 2}), "a", ())
-
-
 def test_a_run_that_was_told_to_stop_says_so_to_its_tasks(context: ExecutionContext) -> None:
     mine = host(context)
     assert not mine.stopping

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint.seals.cells import SealedCells
 from graflow_ckpt.core.errors import CheckpointError, GraphError, KeyTaken, SessionDamaged, SessionError
-from graflow_ckpt.engine.reaping import held, release
+from graflow_ckpt.engine.reaping import release
 from graflow_ckpt.engine.resuming import Written
 from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.sessions.redis.facts import RedisFacts
 from graflow_ckpt.sessions.redis.keys import keys_of
 from graflow_ckpt.sessions.redis.tables import read_paged, read_state
 from tests.unit.fleet.played import Player, bag
@@ -49,7 +50,9 @@ READERS: dict[str, Callable[[Handle, Client], object]] = {
     "value": lambda handle, client: handle.value("x"),
     "doubts": lambda handle, client: handle.answer("t9", "skip"),
     "checkpoint": lambda handle, client: handle.checkpoint(),
-    "held": lambda handle, client: held(client.link, SESSION, "e1t1", SealedCells(SESSION, client.keyring)),
+    "held": lambda handle, client: RedisFacts(client.link, SESSION).held(
+        "e1t1", SealedCells(SESSION, client.keyring)
+    ),
     "paged": lambda handle, client: read_paged(client.link, SESSION, SealedCells(SESSION, client.keyring)),
     "state": lambda handle, client: read_state(client.link, SESSION, SealedCells(SESSION, client.keyring)),
 }

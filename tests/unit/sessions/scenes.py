@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import isfunction, signature
 from typing import Any
 
 import pytest
@@ -347,27 +348,4 @@ def a_zombie_hears_what_became_of_its_last_commit_and_nothing_else(stage: Stage)
     assert crew.peek().line["steps"] == "1"
 
 
-SCENES = [
-    a_token_is_given_to_one_owner,
-    a_token_that_nobody_has_begun_on_claims_nothing,
-    claims_that_a_lost_reply_held_are_found,
-    the_living_are_not_reaped,
-    the_dead_are_reaped_before_their_lease_is_over,
-    a_lease_that_is_renewed_is_not_over,
-    a_token_that_is_lost_is_made_anew,
-    one_is_called_where_work_waits,
-    a_slice_calls_for_other_queues_and_sees_to_its_own,
-    a_slice_calls_for_help,
-    one_is_called_for_what_another_waits_with,
-    one_is_called_for_what_became_free,
-    nobody_is_called_for_a_step_too_many,
-    nobody_is_called_where_there_is_no_fleet,
-    a_session_that_is_being_written_waits,
-    a_session_begins_once,
-    a_session_that_ends_takes_its_tokens_with_it,
-    who_was_about_to_claim_when_it_ended_claims_nothing_afterwards,
-    all_that_there_is_expires,
-    each_end_leaves_one_line,
-    what_was_answered_is_answered_again,
-    a_zombie_hears_what_became_of_its_last_commit_and_nothing_else,
-]
+SCENES = [each for each in [*vars().values()] if isfunction(each) and "stage" in signature(each).parameters]

@@ -372,7 +372,7 @@ def _prose(module: Module) -> Iterator[tuple[int, str]]:
 ELSEWHERE = {
     "__main__.py": "tests/acceptance: it is started",
     "_restore.py": "tests/golden: it is what a pickle names",
-    "checkpoint/values/kinds/": "tests/unit/checkpoint/values/test_codec.py: a kind is a row of its tables",
+    "checkpoint/values/kinds.py": "tests/unit/checkpoint/values/test_codec.py: a kind is a row of its tables",
     "cli/": "tests/acceptance: a command is tested as it is typed",
     "core/protocols.py": "tests/typing: it has types alone",
     "engine/reaping.py": "tests/unit/fleet: what it releases, a dead worker held",

@@ -14,8 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from graflow_ckpt.checkpoint.values.codec import apart, check_storable, decode, is_atom, to_cell
-from graflow_ckpt.checkpoint.values.kinds.builtin import FORGOTTEN
+from graflow_ckpt.checkpoint.values.codec import FORGOTTEN, apart, check_storable, decode, is_atom, to_cell
 from graflow_ckpt.checkpoint.values.pickles import live_digest
 from graflow_ckpt.checkpoint.values.sharing import bundles, copied
 from graflow_ckpt.core.errors import GraflowError, NotStorable, ReadOnlyChanged, ResultForgotten

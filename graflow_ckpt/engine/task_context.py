@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
 from graflow_ckpt.checkpoint.values.attachments import Attachment, attach, record
-from graflow_ckpt.checkpoint.values.codec import check_storable
-from graflow_ckpt.checkpoint.values.kinds.builtin import FORGOTTEN
+from graflow_ckpt.checkpoint.values.codec import FORGOTTEN, check_storable
 from graflow_ckpt.core.errors import GraflowError, GraphError, UnknownTask, WorkflowCancelled
 from graflow_ckpt.core.facts import NO_DATA, RESULT, Cell, Live, Next, Request, Spawned
 from graflow_ckpt.core.task import Task

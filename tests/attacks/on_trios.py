@@ -15,9 +15,8 @@ from blake3 import blake3
 
 from graflow_ckpt.checkpoint.seals.cells import LIVE, SealedCells
 from graflow_ckpt.checkpoint.seals.seal import Chain, canonical, seal
-from graflow_ckpt.checkpoint.values.codec import decode, encode
+from graflow_ckpt.checkpoint.values.codec import NotPlain, decode, encode
 from graflow_ckpt.checkpoint.values.digest import CHUNK
-from graflow_ckpt.checkpoint.values.kinds import NotPlain
 from graflow_ckpt.core.facts import Live
 from graflow_ckpt.stores.around.keys import Keyring
 from tests.attacks.attempts import (

@@ -6,7 +6,7 @@ what cannot be seen.
 
 Promise: no code of the user runs here. Attributes are looked up where Python has stored them, because
 `__getattr__`, properties and metaclasses may do anything. The user's own code is followed, an installed
-package is named. Not here: one digest of all (fingerprint.py).
+package is named. Not here: one digest of all (program.py).
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from types import (
 )
 from typing import Any, Final, NamedTuple
 
-from graflow_ckpt.checkpoint.values.codec import encode
-from graflow_ckpt.checkpoint.values.kinds import NotPlain
+from graflow_ckpt.checkpoint.values.codec import NotPlain, encode
 from graflow_ckpt.core.task import Task
 
 OWN: Final = "."  # the user's own modules, whose code is followed

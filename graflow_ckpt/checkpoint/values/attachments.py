@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 
 from graflow_ckpt.checkpoint.values.codec import decode
 from graflow_ckpt.checkpoint.values.contents import name_of
-from graflow_ckpt.checkpoint.values.digest import CHUNK, Hasher, digest_of
+from graflow_ckpt.checkpoint.values.digest import CHUNK, DigestingSink, Out, digest_of
 from graflow_ckpt.core.errors import AttachmentChanged, CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.facts import Cell
 
@@ -108,27 +108,8 @@ def _changed(session: str, different: list[str]) -> AttachmentChanged:
 
 def _digest(path: str) -> str:
     """Digest chunk after chunk, each while the next is read."""
-    chunks: list[str] = []
-    hasher: Hasher | None = None
-    try:
-        with open(path, "rb", buffering=0) as file:
-            while piece := _read(file):
-                if len(piece) < CHUNK and not chunks and hasher is None:
-                    return digest_of(piece)
-                hasher = hasher or Hasher()
-                hasher.take(piece)
-                chunks += hasher.results(leave=2)
-        if hasher is None:
-            return digest_of(b"")
-        return name_of([*chunks, *hasher.results(leave=0)])
-    finally:
-        if hasher is not None:
-            hasher.close()
-
-
-def _read(file: IO[bytes]) -> bytes:
-    piece = bytearray(CHUNK)
-    got = 0
-    while got < CHUNK and (count := file.readinto(memoryview(piece)[got:])):  # type: ignore[attr-defined]  # raw
-        got += count
-    return bytes(memoryview(piece)[:got])
+    with open(path, "rb", buffering=0) as file, DigestingSink(Out()) as sink:
+        while piece := file.read(CHUNK):
+            sink.write(piece)
+        chunks = sink.finish().chunks
+    return name_of(chunks) if chunks else digest_of(b"")

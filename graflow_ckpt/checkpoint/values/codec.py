@@ -1,4 +1,4 @@
-"""Plain values as bytes: msgpack, with extension types (kinds/) for what msgpack does not know.
+"""Plain values as bytes: msgpack, with extension types for what msgpack does not know.
 
 Plain means: of an exact type that docs/guarantees.md lists, all the way down, as a tree. What
 is decoded has the types, the order and the bits that were encoded; equal values in equal order
@@ -7,6 +7,11 @@ have equal bytes, so that bytes can be compared instead of values. Decoding runs
 Not plain, so that nothing changes silently on the way: subclasses (decoding them would import
 code), one list, dict or set in two places (two would come back), cycles, more than 400 levels
 (100 of tuples and sets), more than 4 GiB. Such a value becomes a live cell, which only pickle can keep.
+
+Each kind of extension has a code and a payload, which never change; a new kind gets a new code (golden bytes
+in test_codec.py). Here are the builtin ones: a tuple is the array of its elements; a set the array of its
+elements' bytes in the order of these bytes, because the order of iteration differs between processes. Those
+of other modules are in kinds.py.
 
 Before packing, a value is checked to be plain: exact types only, and a tree of them within limits; msgpack
 takes bytearray, memoryview, Timestamp and ExtType without asking. It goes level by level, so that a level
@@ -17,24 +22,141 @@ decoded it would be two, and a change to the one would no longer show in the oth
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Collection
+from functools import cache
+from importlib import import_module
 from itertools import chain, compress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from graflow_ckpt.checkpoint.values.kinds import (
-    CONTAINERS,
-    SCALARS,
-    NotPlain,
-    builtin,
-    decoder,
-    encoder,
-    take_in,
-)
 from graflow_ckpt.checkpoint.values.pickles import check_picklable, live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.facts import Cell, Live
+
+# --- kinds -----------------------------------------------------------------------------
+
+# Any, here and below: a plain value, whatever the user put into the channel.
+Packing = Callable[[Any], bytes]
+Unpacking = Callable[[bytes], Any]
+Encoder = Callable[[Any, Packing], bytes]
+Decoder = Callable[[bytes, Unpacking], Any]
+
+
+class NotPlain(Exception):
+    """No error of the user's: the value goes into a pickle instead."""
+
+    def __init__(self, kind: type, why: str = "") -> None:
+        super().__init__(kind, why)
+        self.kind = kind
+        self.why = why
+
+
+class Kind(NamedTuple):
+    """Types that share a code. Encoders refuse with NotPlain what they cannot restore exactly."""
+
+    code: int
+    types: tuple[type, ...]
+    encode: Encoder
+    decode: Decoder
+
+
+_ATOMS: Final = frozenset({type(None), bool, int, float, str, bytes, complex})
+SCALARS: Final[set[type]] = {*_ATOMS}
+"""Types without elements. Grows as modules are met; `check_plain` reads it."""
+CONTAINERS: Final = frozenset({list, tuple, dict, set, frozenset})
+
+_HOMES: Final = dict.fromkeys((6, 7, 8, 9), "datetime") | {
+    10: "decimal", 11: "uuid", 12: "pathlib", 13: "numpy",
+}  # fmt: skip
+_encoders: dict[type, tuple[int, Encoder]] = {}
+_decoders: dict[int, Decoder] = {}
+
+
+def take_in(*kinds: Kind) -> None:
+    """Make these kinds known."""
+    for kind in kinds:
+        _decoders[kind.code] = kind.decode
+        _encoders.update(dict.fromkeys(kind.types, (kind.code, kind.encode)))
+        SCALARS.update(set(kind.types) - CONTAINERS)
+
+
+def encoder(kind: type) -> tuple[int, Encoder] | None:
+    """Return the code of exactly this type and how to encode it; None if it is not a plain one."""
+    known = _encoders.get(kind)
+    if known is None:
+        home = str(kind.__module__).partition(".")[0]
+        # A type can claim any module; only one that is imported is looked at.
+        if home in _HOMES.values() and home in sys.modules:
+            _load(home)
+            known = _encoders.get(kind)
+    return known
+
+
+def decoder(code: int) -> Decoder | None:
+    """Return how to decode this code; None if there is no such code."""
+    if code not in _decoders and code in _HOMES:
+        try:
+            _load(_HOMES[code])
+        except ImportError as error:
+            raise CheckpointError(
+                f"A stored value needs {_HOMES[code]}, which cannot be imported here: {error}.",
+                hint=f"Install it: pip install {_HOMES[code]}",
+                needs=_HOMES[code],
+            ) from error
+    return _decoders.get(code)
+
+
+@cache
+def _load(home: str) -> None:
+    kinds = import_module("graflow_ckpt.checkpoint.values.kinds")
+    take_in(*(kinds.of_numpy() if home == "numpy" else kinds.KINDS))
+
+
+class Forgotten:
+    """A stand-in for a result that the session does not keep any more."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "forgotten"
+
+    def __reduce__(self) -> str:
+        return "FORGOTTEN"
+
+
+FORGOTTEN: Final = Forgotten()
+
+
+def _decode_forgotten(data: bytes, _: Unpacking) -> Forgotten:
+    if data:
+        raise ValueError("nothing is left of what was forgotten")
+    return FORGOTTEN
+
+
+def _array(value: set[Any] | frozenset[Any], pack: Packing) -> bytes:
+    header: bytes = msgpack.Packer(buf_size=16).pack_array_header(len(value))
+    return header + b"".join(sorted(map(pack, value)))
+
+
+take_in(
+    Kind(
+        1, (int,), lambda value, _: value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True),
+        lambda data, _: int.from_bytes(data, "big", signed=True),
+    ),
+    Kind(2, (tuple,), lambda value, pack: pack(list(value)), lambda data, unpack: tuple(unpack(data))),
+    Kind(3, (set,), _array, lambda data, unpack: set(unpack(data))),
+    Kind(4, (frozenset,), _array, lambda data, unpack: frozenset(unpack(data))),
+    Kind(
+        5, (complex,), lambda value, _: struct.pack(">dd", value.real, value.imag),
+        lambda data, _: complex(*struct.unpack(">dd", data)),
+    ),
+    Kind(14, (Forgotten,), lambda value, _: b"", _decode_forgotten),
+)  # fmt: skip
+
+
+# --- what is plain ---------------------------------------------------------------------
 
 MAX_DEPTH: Final = 400
 MAX_EXT_DEPTH: Final = 100  # each level of tuples or sets takes Python frames, in both directions
@@ -48,7 +170,6 @@ _AS_EXT: Final = frozenset({tuple, set, frozenset})
 _TEXT: Final = frozenset({str, bytes})
 
 
-# Any: whatever the user put into the channel.
 def check_plain(root: Any) -> None:
     """Raise NotPlain, naming the type that is not plain or the limit that is passed."""
     if type(root) not in CONTAINERS:
@@ -115,7 +236,6 @@ def _check_unique(level: Collection[Any], here: set[type], seen: set[int]) -> No
 
 NONE: Final = b"\xc0"
 
-_ATOMS: Final = frozenset(SCALARS)
 _KEPT: Final = 1 << 16  # a packer keeps the largest buffer that it ever had
 
 # Extension code -1 is decoded by msgpack itself, before any code here is asked.
@@ -125,10 +245,7 @@ _BROKEN: Final = (
     SyntaxError, OSError, RuntimeError, AttributeError,  # of a dtype or a time zone that is none
 )  # fmt: skip
 
-take_in(*builtin.KINDS)
 
-
-# Any, here and below: whatever the user put into the channel.
 def is_atom(value: Any) -> bool:
     """Return whether it is immutable and of an exact builtin type, so that no task needs a copy of it."""
     return type(value) in _ATOMS

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Final
 
 from blake3 import blake3
 
@@ -35,12 +35,13 @@ from graflow_ckpt.checkpoint.values.digest import (
     Digest,
     DigestingSink,
     Hasher,
+    Out,
     VerifyingSource,
     digest_of,
     fill,
 )
 from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError
-from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Lease, Readable, Saving, Sink, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, Readable, Saving, Sink, Source
 from graflow_ckpt.stores.around.encodings import KINDS, Encoding
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.names import is_content
@@ -270,15 +271,23 @@ def _copies(content: Content, payload: memoryview, encoding: Encoding | None) ->
 
 
 class Whole:
-    """The pickle as it was made: what is left of it, and the contents where they belong, verified."""
+    """The pickle as it was made: what is left of it, and the contents where they belong, verified.
+
+    `distrust` gets a content that is damaged: no save is to hold it from now on.
+    """
 
     def __init__(
-        self, inline: Source, contents: Sequence[Content], open_content: Callable[[Content], Source]
+        self,
+        inline: Source,
+        contents: Sequence[Content],
+        open_content: Callable[[Content], Source],
+        distrust: Callable[[Content], object],
     ) -> None:
         self.size = inline.size + sum(content.plain for content in contents)
         self._inline = inline
         self._left = list(reversed(contents))
         self._open = open_content
+        self._distrust = distrust
         self._content: Source | None = None
         self._at = 0  # in what is left
 
@@ -286,22 +295,31 @@ class Whole:
         """Read up to where a content begins or ends: a large payload then goes to its place in one piece."""
         view = buffer.cast("B")
         while view.nbytes:
-            if self._content is not None:
-                count = self._content.readinto(view)
-                if count:
+            if self._content is not None or (self._left and self._at == self._left[-1].at):
+                if count := self._read_content(view, self._left[-1]):
                     return count
-                self._content.close()
-                self._content = None
-            until = self._left[-1].at if self._left else self._inline.size
-            if self._left and self._at == until:
-                self._content = self._open(self._left.pop())
                 continue
+            until = self._left[-1].at if self._left else self._inline.size
             count = self._inline.readinto(view[: until - self._at])
             self._at += count
             if not count and self._left:
                 raise CheckpointCorrupt("A content has its place behind the end of the values.", part="pkl")
             return count
         return 0
+
+    def _read_content(self, view: memoryview, content: Content) -> int:
+        try:
+            self._content = self._content or self._open(content)
+            count = self._content.readinto(view)
+        except CheckpointCorrupt:
+            with suppress(GraflowError, OSError):  # where no process may write, none saves
+                self._distrust(content)
+            raise
+        if not count:
+            self._content.close()
+            self._content = None
+            self._left.pop()
+        return count
 
     def close(self) -> None:
         if self._content is not None:
@@ -332,47 +350,17 @@ def put_together(
         return inline
 
     def open_content(content: Content) -> Source:
-        opened = place.open(path, content.name, stage)
-        source = _Suspicious(opened, content, lambda: place.distrust(path, content.name, stage))
-        if encoding is None:
-            return source
+        source = place.open(path, content.name, stage)
         try:
+            source = VerifyingSource(source, content.digest, f"content {content.name}")
+            if encoding is None:
+                return source
             return encoding.read_content(source, content.digest.plain, content.name, path)
         except BaseException:
             source.close()
             raise
 
-    return Whole(inline, contents, open_content)
-
-
-class _Suspicious:
-    """A content that is verified. If it is damaged no save is to hold it from now on."""
-
-    def __init__(self, source: Source, content: Content, distrust: Callable[[], Any]) -> None:
-        self._distrust = distrust
-        self.size = content.digest.size
-        try:
-            self._source = self._said(
-                lambda: VerifyingSource(source, content.digest, f"content {content.name}")
-            )
-        except CheckpointCorrupt:
-            source.close()
-            raise
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        count: int = self._said(lambda: self._source.readinto(buffer))
-        return count
-
-    def close(self) -> None:
-        self._source.close()
-
-    def _said(self, read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except CheckpointCorrupt:
-            with suppress(GraflowError, OSError):  # where no process may write, none saves
-                self._distrust()
-            raise
+    return Whole(inline, contents, open_content, lambda it: place.distrust(path, it.name, stage))
 
 
 # --- on the way to another store --------------------------------------------------------
@@ -388,7 +376,7 @@ def alone(meta: Document, keyring: Keyring | None, opened: Mapping[str, Callable
     sealed, if there is a keyring."""
     parts = dict(meta["parts"])
     for name, source in opened.items():
-        with DigestingSink(_Nowhere()) as digesting:
+        with DigestingSink(Out()) as digesting:
             pour(source, digesting)
             parts[name] = digesting.finish().document()
     made = {name: value for name, value in meta.items() if name not in ("contents", "encoding")}
@@ -443,10 +431,3 @@ def _pieces(source: Source) -> Iterator[memoryview]:
             raise CheckpointCorrupt("A part ends too early.")
         yield piece
         left -= len(piece)
-
-
-class _Nowhere:
-    """A sink that keeps nothing."""
-
-    def write(self, data: Buffer, /) -> int:
-        return len(data)

@@ -23,8 +23,7 @@ from graflow_ckpt.checkpoint import journal, model
 from graflow_ckpt.checkpoint.program import parcel
 from graflow_ckpt.checkpoint.seals import cells as sealed
 from graflow_ckpt.checkpoint.seals.cells import SealedCells
-from graflow_ckpt.checkpoint.values.codec import decode, encode
-from graflow_ckpt.checkpoint.values.kinds import NotPlain
+from graflow_ckpt.checkpoint.values.codec import NotPlain, decode, encode
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, TooLarge
 from graflow_ckpt.stores.around.keys import Keyring
 from tests.golden.make import VALUES

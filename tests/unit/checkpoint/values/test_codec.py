@@ -26,9 +26,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graflow_ckpt.checkpoint.values.codec import NONE, check_storable, decode, encode, is_atom, to_cell
-from graflow_ckpt.checkpoint.values.kinds import NotPlain
-from graflow_ckpt.checkpoint.values.kinds.builtin import FORGOTTEN
+from graflow_ckpt.checkpoint.values.codec import (
+    FORGOTTEN,
+    NONE,
+    NotPlain,
+    check_storable,
+    decode,
+    encode,
+    is_atom,
+    to_cell,
+)
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, NotStorable
 from graflow_ckpt.core.facts import Live
 from graflow_ckpt.testing.drivers import at_once

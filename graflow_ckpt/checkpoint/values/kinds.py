@@ -1,4 +1,7 @@
-"""Types of the standard library: dates and times, decimals, UUIDs, paths.
+"""Plain types of other modules: dates and times, decimals, UUIDs, paths; scalars of numpy.
+
+The codec imports this file when it first meets one of them, so that importing the codec loads neither
+datetime nor numpy.
 
 dates, times  their fields, then the time zone as one tag byte and what it needs: none, `timezone.utc`, a
               fixed offset with or without a name, ZoneInfo by its key. Any other tzinfo runs code of its own,
@@ -7,6 +10,9 @@ decimals      the text that restores sign, digits, exponent and NaN payload
 UUIDs         sixteen bytes, and one more for `is_safe` when it is known
 paths         one tag byte for the class, then the text. A path that can touch files cannot be made on the
               other operating system; there it is the pure path of its own flavour, which says the same
+numpy         scalars: the dtype's text with its length before it, then the value's memory. Arrays are not
+              plain: they are changed in place. Left to pickle as well: long doubles (another format on every
+              machine), `str_` and `bytes_` (they cut off trailing zeros) and `void`
 """
 
 from __future__ import annotations
@@ -16,9 +22,10 @@ import struct
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
+from typing import Any
 from uuid import UUID, SafeUUID
 
-from graflow_ckpt.checkpoint.values.kinds import Kind, NotPlain, Packing, Unpacking
+from graflow_ckpt.checkpoint.values.codec import Kind, NotPlain, Packing, Unpacking
 from graflow_ckpt.core.errors import CheckpointError
 
 _DATE = struct.Struct(">HBB")
@@ -142,3 +149,30 @@ KINDS = (
         lambda data, _: _CLASSES[data[:1]](data[1:].decode("utf-8", "surrogatepass")),
     ),
 )  # fmt: skip
+
+
+def of_numpy() -> tuple[Kind, ...]:
+    """Return the kind of numpy's scalars; ImportError where numpy is not installed."""
+    import numpy as np
+
+    types: tuple[type[np.generic], ...] = (
+        np.bool_,
+        *(np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
+        *(np.float16, np.float32, np.float64, np.complex64, np.complex128),
+        *(np.datetime64, np.timedelta64),
+    )
+
+    def encode(value: np.generic, _: Packing) -> bytes:
+        dtype = value.dtype.str.encode("ascii")
+        return bytes((len(dtype),)) + dtype + value.tobytes()
+
+    def decode(data: bytes, _: Unpacking) -> np.generic:
+        end = 1 + data[0]
+        # Any: numpy has no name for "a dtype of one of these".
+        dtype: np.dtype[Any] = np.dtype(data[1:end].decode("ascii"))
+        if dtype.type not in types or len(data) != end + dtype.itemsize:
+            raise ValueError(f"not a numpy scalar: {data[1:end]!r}")
+        value: np.generic = np.frombuffer(data, dtype, offset=end)[0]
+        return value
+
+    return (Kind(13, types, encode, decode),)

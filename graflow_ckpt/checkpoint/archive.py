@@ -141,9 +141,13 @@ def save(
     meter = (allowance or Allowance()).meter(metadata.session_id, metadata.path, metadata.cause)
     metadata.home = metadata.home or store.url
     metadata.synced = store.synced  # as the preflight found it: a listing asks no store
-    digests: dict[str, Digest] = {}
-    shown = _shown(metadata)
+    shown = replace(  # without secrets
+        metadata, user_metadata=redacted(metadata.user_metadata), argv=redacted_argv(metadata.argv)
+    )
     payload = _payload(snapshot, program, metadata, shown)
+    state = json.dumps({**snapshot.facts, "graph": program.facts}, separators=(",", ":")).encode()
+    digests: dict[str, Digest] = {}
+    drops: list[str] = []
     encoding = encoding_of(store, keyring)
     depositor = Depositor(store, metadata.path, lease, stage, meter.takes, encoding)
 
@@ -151,10 +155,6 @@ def save(
         depositor.begin()
         pickles.dump(_Payload(payload), sink, aside=depositor)
         depositor.settle()
-
-    def facts(sink: Sink) -> None:
-        document = {**snapshot.facts, "graph": program.facts}
-        sink.write(json.dumps(document, separators=(",", ":")).encode())
 
     def meta(sink: Sink) -> None:
         document = _document(shown, stage, store.synced, digests) | depositor.listed()
@@ -170,8 +170,7 @@ def save(
 
         return name, metered
 
-    drops: list[str] = []
-    parts = [part("pkl", values), part("state.json", facts), ("meta.json", meta)]
+    parts = [part("pkl", values), part("state.json", lambda sink: sink.write(state)), ("meta.json", meta)]
     try:
         store.put(metadata.path, parts, lease=lease, stage=stage, drops=lambda: drops)
     finally:
@@ -188,13 +187,6 @@ def _document(shown: CheckpointMetadata, stage: str, synced: bool, digests: Mapp
         "synced": synced,  # by now it may have turned out that it goes somewhere else
         "parts": {part: digest.document() for part, digest in digests.items()},
     }
-
-
-def _shown(metadata: CheckpointMetadata) -> CheckpointMetadata:
-    """Return the metadata without secrets."""
-    return replace(
-        metadata, user_metadata=redacted(metadata.user_metadata), argv=redacted_argv(metadata.argv)
-    )
 
 
 def _payload(

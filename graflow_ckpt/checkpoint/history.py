@@ -39,46 +39,37 @@ def newest(store: Readable, keyring: Keyring, session: str) -> Iterator[tuple[st
     """Yield a session's checkpoints of the current line of history, newest first, each verified or with
     the reason why not. SchemaUnsupported at one that a later version has sealed: what is below it is older
     than what the session has done."""
-    former, lines = former_lines(store, session), None
-    metas = [(*order_of(raw, session), path, raw) for path, raw in store.list(session)]
-    for epoch, sequence, path, raw in sorted(metas, key=lambda m: (m[0], m[1], m[2]), reverse=True):
-        if is_superseded((*former, *(lines or ())), epoch, sequence):
+    metas = dict(store.list(session))
+    cuts = sorted(((*order_of(raw, session), path) for path, raw in metas.items()), reverse=True)
+    back = gone_back(store, keyring, session, cuts, metas.__getitem__)
+    for epoch, sequence, path in cuts:
+        if is_superseded(back, epoch, sequence):
             continue
-        if lines is None:  # the newest whose seal holds says what has been gone back behind
-            lines = sealed_lines(raw, keyring, session)
         try:
-            found = find(store, keyring, path, raw)
+            found = find(store, keyring, path, metas[path])
         except SchemaUnsupported as error:
-            if is_sealed(raw, keyring, session):
+            if sealed_in(metas[path], keyring, session) is not None:
                 raise  # what is newer than this version is not gone back behind
-            yield path, _unsealed(path, error)
+            reason = f"its seal does not hold. It says: {error.message}"
+            forged = UnsafeCheckpoint(  # else any writer's file would stop a session
+                f"Checkpoint {path} is not of a later version: {reason}", hint=NOT_OPENED, path=path
+            )
+            yield path, forged
         except CheckpointError as error:
             yield path, error
         else:
-            if found.meta["session_id"] == session:
-                yield path, found
-            else:
-                yield path, _of_another(path, found, session)
+            other = found.meta["session_id"]
+            yield path, found if other == session else _of_another(path, other, session)
 
 
-def _of_another(path: str, found: Found, session: str) -> UnsafeCheckpoint:
+def _of_another(path: str, other: str, session: str) -> UnsafeCheckpoint:
     """Return the error for a sealed one of another session: else it would be taken for nothing at all."""
-    other = found.meta["session_id"]
     return UnsafeCheckpoint(
         f"Checkpoint {path} is one of session {other}: it was put in the place of another.",
         hint=f"Session {session} does not go on from it. Take it away, or give it a name of its own.",
         path=path,
         session=session,
         other=other,
-    )
-
-
-def _unsealed(path: str, error: SchemaUnsupported) -> UnsafeCheckpoint:
-    """Return the error where no seal proves a later version: else any writer's file would stop a session."""
-    return UnsafeCheckpoint(
-        f"Checkpoint {path} is not of a later version: its seal does not hold. It says: {error.message}",
-        hint=NOT_OPENED,
-        path=path,
     )
 
 
@@ -194,20 +185,26 @@ def newest_good(store: Readable, keyring: Keyring, path: str) -> str:
 # --- rewinds ----------------------------------------------------------------------------
 
 
-def sealed_lines(raw: bytes, keyring: Keyring, session: str) -> Lines | None:
-    """Return what a meta lists; None if its seal does not hold, or it is of another session."""
-    meta = sealed_in(raw, keyring)
-    if meta is None or meta.get("session_id") != session:
-        return None
-    with suppress(ValueError, TypeError):
-        return lines_in(meta)
-    return None
+def gone_back(
+    store: Readable,
+    keyring: Keyring,
+    session: str,
+    cuts: Iterable[tuple[int, int, str]],
+    meta: Callable[[str], bytes] | None = None,
+) -> Lines:
+    """Return what a session has gone back behind, by the newest of its cuts whose seal holds.
 
-
-def is_sealed(raw: bytes, keyring: Keyring, session: str) -> bool:
-    """Return True if the seal of a meta holds, and it is of that session."""
-    meta = sealed_in(raw, keyring)
-    return meta is not None and meta.get("session_id") == session
+    `cuts`: epoch, sequence and path of each, the newest first. `meta` gives the metas, if they were read.
+    """
+    former = former_lines(store, session)
+    for epoch, sequence, path in cuts:
+        if is_superseded(former, epoch, sequence):
+            continue
+        with suppress(CheckpointError, ValueError, TypeError):  # it is gone, or says nothing that makes sense
+            found = sealed_in((meta or store.meta)(path), keyring, session)
+            if found is not None:
+                return (*former, *lines_in(found))
+    return former
 
 
 def former_lines(store: Readable, session: str) -> Lines:

@@ -172,7 +172,9 @@ def read(
         payload, mac = found
         first = chain is None
         if chain is None:
-            chain = Chain(_secret(keyring, payload, session, epoch), start(session, epoch, after))
+            if (secret := keyring.secret(_key_id(payload))) is None:
+                raise _unknown(session, epoch, "sealed", _key_id(payload))
+            chain = Chain(secret, start(session, epoch, after))
         if not chain.check(payload, mac):
             raise damaged(session, epoch, offset, "a record was changed, moved or sealed with another key")
         if not first:
@@ -263,14 +265,6 @@ def _plain(session: str, epoch: int) -> UnsafeCheckpoint:
         session=session,
         epoch=epoch,
     )
-
-
-def _secret(keyring: Keyring, payload: bytes, session: str, epoch: int) -> bytes:
-    key_id = _key_id(payload)
-    secret = keyring.secret(key_id)
-    if secret is None:
-        raise _unknown(session, epoch, "sealed", key_id)
-    return secret
 
 
 def _unknown(session: str, epoch: int, how: str, key_id: str) -> UnknownKey:

@@ -2,10 +2,9 @@
 
 Where a checkpoint is kept follows from its path. Every method also takes `store=`.
 
-Annotating: a user's metadata of a checkpoint that is there are changed, by the process that saw them last.
-Promise: what was changed by another process since it was read is not written over (`MetadataChanged`): of two
-that have read the same, one is refused. Seal and control facts are verified before, no value is opened, and
-only the meta is written. Not while another process runs the session.
+Promise of `update_metadata`: what another process has changed since it was read is not written over
+(`MetadataChanged`): of two that have read the same, one is refused. Seal and control facts are verified
+before, no value is opened, and only the meta is written. Not while another process runs the session.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint import archive, history
-from graflow_ckpt.checkpoint.archive import find
 from graflow_ckpt.checkpoint.care.pruning import Pruned, sweep
 from graflow_ckpt.checkpoint.care.resealing import check_parts, put_sealed
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata, parse
@@ -29,7 +27,6 @@ from graflow_ckpt.core.errors import (
     MetadataChanged,
     NotStorable,
 )
-from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.redaction import redacted
 from graflow_ckpt.stores import home_of, open_store, open_store_of
 from graflow_ckpt.stores.around.encodings import Metas
@@ -157,48 +154,36 @@ class CheckpointManager:
         MetadataChanged, and nothing is written, if another process has changed them since.
         """
         place = open_store_of(metadata.path, store)
-        return annotate(place, Keyring.for_store(place), metadata, changes)
+        path, session = metadata.path, metadata.session_id
+        changes = check_metadata(changes)
+        for name, value in changes.items():
+            if redacted({name: value}) != {name: value}:
+                raise NotStorable(
+                    f"metadata[{name!r}] looks like a secret, and would be stored in clear.",
+                    hint="Give it when the checkpoint is taken: context.checkpoint(metadata=...).",
+                    path=f"metadata[{name!r}]",
+                )
+        lease = place.acquire(session)  # from here on no other process writes what is the session's
+        try:
+            raw, keyring = place.meta(path), Keyring.for_store(place)
+            meta = archive.find(place, keyring, path, raw).meta
+            read = (metadata.checkpoint_id, redacted(metadata.user_metadata))
+            if (meta["checkpoint_id"], meta["user_metadata"]) != read:
+                raise MetadataChanged(
+                    f"The metadata of checkpoint {path} were changed by another process meanwhile.",
+                    hint="Read them again (CheckpointManager.verify), and decide anew.",
+                    path=path,
+                    session=session,
+                )
+            user = {"user_metadata": meta["user_metadata"] | changes}
+            put_sealed(place, keyring, path, parse(path, raw, f".{META}"), lease, user)
+            check_parts(place, path, str(meta["stage"]))
+        finally:
+            lease.release()
+        return replace(metadata, user_metadata={**metadata.user_metadata, **changes})
 
     @classmethod
     def verify(cls, checkpoint_path: str, *, store: str | None = None) -> CheckpointMetadata:
         """Check seal and digests of all three files; opens no pickle."""
         place = open_store_of(checkpoint_path, store)
         return archive.check(place, Keyring.for_store(place), checkpoint_path)[0].metadata
-
-
-def annotate(
-    store: CheckpointStore,
-    keyring: Keyring,
-    read: CheckpointMetadata,
-    changes: dict[str, Any],  # JSON, as users give it
-) -> CheckpointMetadata:
-    """Set these keys in the metadata as they were `read`; all others stay. Return the new metadata."""
-    changes = check_metadata(changes)
-    for name in changes:
-        if redacted({name: changes[name]}) != {name: changes[name]}:
-            raise NotStorable(
-                f"metadata[{name!r}] looks like a secret, and would be stored in clear.",
-                hint="Give it when the checkpoint is taken: context.checkpoint(metadata=...).",
-                path=f"metadata[{name!r}]",
-            )
-    lease = store.acquire(read.session_id)  # from here on no other process writes what is the session's
-    try:
-        raw = store.meta(read.path)
-        meta = find(store, keyring, read.path, raw).meta
-        if (meta["checkpoint_id"], meta["user_metadata"]) != (
-            read.checkpoint_id,
-            redacted(read.user_metadata),
-        ):
-            raise MetadataChanged(
-                f"The metadata of checkpoint {read.path} were changed by another process meanwhile.",
-                hint="Read them again (CheckpointManager.verify), and decide anew.",
-                path=read.path,
-                session=read.session_id,
-            )
-        user = meta["user_metadata"] | changes
-        stored = parse(read.path, raw, f".{META}")
-        put_sealed(store, keyring, read.path, stored, lease, {"user_metadata": user})
-        check_parts(store, read.path, str(meta["stage"]))
-        return replace(read, user_metadata={**read.user_metadata, **changes})
-    finally:
-        lease.release()

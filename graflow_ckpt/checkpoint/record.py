@@ -69,28 +69,18 @@ class Bundle:
         self.names = [*names]
         self.ids: set[int] | None = None  # None: not walked
         self.shape: int | None = None
-        self.digest: bytes | None = None  # of what the journal has
+        self.digest: bytes | None = None  # of what the journal has; None: no pickle of the whole
         self.large = False  # its last pickle was too large for a record
 
     def forget(self) -> None:
         """Forget the last pickle: what it is now has to be pickled, whatever it was."""
         self.digest = self.shape = None
 
-    def recorded(self, digest: bytes | None) -> None:
-        """Note that the journal has this pickle; None: it has what no pickle of the whole was."""
-        self.digest = digest
-
-    def walked(self, ids: set[int] | None, shape: int | None) -> None:
-        self.ids, self.shape = ids, shape
-
     def take_in(self, other: Bundle) -> None:
         """Take in another bundle: one pickle holds the names of both from here on."""
         self.names += other.names
         self.forget()
         other.names.clear()
-
-    def outgrew_records(self) -> None:
-        self.large = True
 
 
 class Bundles:
@@ -206,7 +196,7 @@ class Bundles:
         for number in (bundle.ids or set()) - (ids or set()):
             if self._at.get(number) is bundle:
                 del self._at[number]
-        bundle.walked(ids, shape)
+        bundle.ids, bundle.shape = ids, shape
         if ids is None:
             self._unwalked[bundle] = None
         else:
@@ -355,7 +345,7 @@ class _Commit:
                 raise TooLong
             return pickle_once(value, SIZE_LIMIT, name, stop=stop)
         except TooLong:
-            bundle.outgrew_records()
+            bundle.large = True
             raise Unrecordable(name, f"more than {SIZE_LIMIT} bytes, too many for a journal record") from None
 
     def _grow(self, name: str, count: int) -> None:
@@ -363,7 +353,7 @@ class _Commit:
         bundles = self._bundles
         if not count:
             for bundle in bundles.written(name):
-                bundle.recorded(None)
+                bundle.digest = None
             return
         (bundle,) = bundles.written(name)
         bundle.forget()
@@ -398,7 +388,7 @@ class _Commit:
                 parts |= {name: [] for name in cells}
                 continue
             plain = any(len(self._bundles.cells(name)) > 1 for name in cells)
-            bundle.recorded(None if plain else once.digest)
+            bundle.digest = None if plain else once.digest
             if once.data is None:
                 large = (next((name for name in cells if name in touched), bundle.names[0]), once.size)
                 continue

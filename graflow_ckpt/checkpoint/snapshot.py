@@ -91,20 +91,7 @@ def capture(state: SessionState, rng: Cell | None = None, begun: Container[int] 
 def _spec_facts(state: SessionState, spec: TaskSpec, data: list[Cell], begun: Container[int]) -> Document:
     """Return a spec's facts; one claimed together with the commit, and not begun, is pending to a reader."""
     where = "running" if spec.key in begun else "failed" if spec.key in state.dead else "pending"
-    facts: Document = {
-        "task_id": spec.task_id,
-        "task_data": None,
-        "status": where,
-        "priority": spec.priority,
-        "retry_count": spec.retry_count,
-        "max_retries": spec.max_retries,
-        "execution_strategy": spec.execution_strategy,
-        "cycle": spec.cycle,
-        "not_before": spec.not_before,
-        "queue": spec.queue,
-        "key": spec.key,
-        "crashes": spec.crashes,
-    }
+    facts: Document = spec._asdict() | {"task_data": None, "status": where}
     if spec.task_data is not None:
         facts["task_data"] = {"ref": len(data), **preview(spec.task_data)}
         data.append(spec.task_data)
@@ -161,20 +148,8 @@ def _restore(facts: Document, payload: dict[str, Any]) -> SessionState:
 
 def _restore_spec(state: SessionState, facts: Document, data: list[Cell], order: int) -> None:
     reference = facts["task_data"]
-    spec = TaskSpec(
-        facts["task_id"],
-        None if reference is None else data[reference["ref"]],
-        "pending",
-        facts["priority"],
-        facts["retry_count"],
-        facts["max_retries"],
-        facts["execution_strategy"],
-        facts["cycle"],
-        facts["not_before"],
-        facts["queue"],
-        facts["key"],
-        facts["crashes"],
-    )
+    found = {name: facts[name] for name in TaskSpec._fields} | {"status": "pending"}
+    spec = TaskSpec(**found | {"task_data": None if reference is None else data[reference["ref"]]})
     key = spec.key
     state.keep(spec)
     if "claim" in facts:

@@ -18,7 +18,7 @@ class Sink(Protocol):
     def write(self, data: Buffer, /) -> int: ...
 
 
-PartWriter = Callable[[Sink], None]
+PartWriter = Callable[[Sink], object]
 
 
 class Source(Protocol):

@@ -24,8 +24,8 @@ from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.care.inventory import cut_of, seconds
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.program import program
-from graflow_ckpt.checkpoint.program.plan import CurrentTask, Plan, make_plan
-from graflow_ckpt.checkpoint.program.program import Program, saved_tasks, unpack_task
+from graflow_ckpt.checkpoint.program.plan import Plan, make_plan
+from graflow_ckpt.checkpoint.program.program import CurrentTask, Program, saved_tasks, unpack_task
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core import errors
 from graflow_ckpt.core.events import Kind

@@ -24,10 +24,11 @@ from __future__ import annotations
 import os
 import platform
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Final, Literal
 
 from graflow_ckpt.checkpoint import archive, history, journal
@@ -35,7 +36,7 @@ from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.care.inventory import Inventory, inventory
 from graflow_ckpt.checkpoint.history import former_lines, is_superseded
 from graflow_ckpt.checkpoint.model import Document
-from graflow_ckpt.checkpoint.retention import Cut, by_session
+from graflow_ckpt.checkpoint.retention import IN_SESSION, Cut, by_session
 from graflow_ckpt.checkpoint.seals.seal import Keyring, sealed_bytes, sealed_in
 from graflow_ckpt.checkpoint.values.contents import Bringing, pour, shares
 from graflow_ckpt.core.errors import (
@@ -138,21 +139,21 @@ class Move:
         running = self.origin.owner(session) is not None
         journal, known = at_one_moment(self.origin, self.keys, session, known, running=running)
         known_there = known_there if known_there is not None else inventory(self.target, session)
-        cuts, there = sorted(known.cuts, key=_order), sorted(known_there.cuts, key=_order)
-        old = frozenset(_superseded(self.origin, self.keys, session, cuts))
+        cuts, there = sorted(known.cuts, key=IN_SESSION), sorted(known_there.cuts, key=IN_SESSION)
+        old = _superseded(self.origin, self.keys, session, cuts)
         going = [cut for cut in cuts if cut.path not in old]
         self._check_same_line(session, cuts, there)
         done = [Copied(cut.path, "superseded", cut.size) for cut in cuts if cut.path in old]
         given_up = {cut.id for cut in cuts if cut.path in old}
         stale = [cut.path for cut in there if cut.id in given_up]
         done += unreadable(known)
-        if not stale and self._is_there(session, going, there, journal):
+        nothing_new = not stale and self._is_there(session, going, there, journal)
+        if nothing_new:
             done += [Copied(cut.path, "there", cut.size) for cut in going]
-            for copied in done:
-                self.seen(copied)
-            return Moved(session, tuple(done), 0, running)
         for copied in done:
             self.seen(copied)
+        if nothing_new:
+            return Moved(session, tuple(done), 0, running)
         lacking: CheckpointError | None = None
         above = max(_highest(self.origin, self.keys, cuts), _highest(self.target, self.ring, there))
         lease = self._own(session, above)
@@ -187,13 +188,19 @@ class Move:
     ) -> Copied:
         where = target_path(self.target, path)
         size = sum(int(meta["parts"][name]["size"]) for name in PARTS if name != META)
-        former = self._former(where)
-        if former is not None and _is_same(former, meta):
-            return Copied(path, "there", size, where)
+        former = _sealed(self.target, self.ring, where)
         if former is not None:
+            if _is_same(former, meta):
+                return Copied(path, "there", size, where)
             _check_older(where, former, meta)
-        stage = uuid.uuid4().hex
-        document, encoding = self._as_at_target(meta, stage), encoding_of(self.target, self.ring)
+        stage, home = uuid.uuid4().hex, meta.get("home")
+        document = meta | {
+            "stage": stage,
+            "synced": self.target.synced,
+            _COPIED_FROM: self._here(),
+            "home": self.target.url if home in (None, "", self.origin.url) else home,
+        }
+        encoding = encoding_of(self.target, self.ring)
 
         def write_meta(sink: Sink) -> None:
             stored = document if encoding is None else encoding.concealed(document)
@@ -224,19 +231,6 @@ class Move:
             bringing.end()
         return Copied(path, "copied", size, where)
 
-    def _as_at_target(self, meta: Document, stage: str) -> Document:
-        home = meta.get("home")
-        return meta | {
-            "stage": stage,
-            "synced": self.target.synced,
-            _COPIED_FROM: self._here(),
-            "home": self.target.url if home in (None, "", self.origin.url) else home,
-        }
-
-    def _former(self, where: str) -> Document | None:
-        """Return what is at the target; None if the good one is to take its place."""
-        return _sealed(self.target, self.ring, where)
-
     # --- a session ---------------------------------------------------------------------
 
     def _own(self, session: str, above: int) -> Lease:
@@ -261,7 +255,9 @@ class Move:
             return False  # what is wrong with a journal is reported when it is copied
         known = {(cut.id, target_path(self.target, cut.path)) for cut in there}
         wanted = [(cut.id, target_path(self.target, cut.path)) for cut in going]
-        if not known.issuperset(wanted) or not all(self._former(where) is not None for _, where in wanted):
+        if not known.issuperset(wanted) or not all(
+            _sealed(self.target, self.ring, where) for _, where in wanted
+        ):
             return False
         try:
             return journal[1] == tail(self.target, self.ring, session)[1]
@@ -273,7 +269,9 @@ class Move:
         known = {cut.id for cut in ours}
         common = max(((cut.epoch, cut.sequence) for cut in theirs if cut.id in known), default=(-1, -1))
         later = [cut for cut in theirs if cut.id not in known and (cut.epoch, cut.sequence) > common]
-        own = [cut for cut in later if not self._was_copied(cut.path)]
+        metas = [(cut, _sealed(self.target, self.ring, cut.path) or {}) for cut in later]
+        # what a former copy has brought from here, the origin has not kept
+        own = [cut for cut, meta in metas if meta.get(_COPIED_FROM) != self._here()]
         if own:
             where, path = self.target.url, own[-1].path
             raise Diverged(
@@ -284,25 +282,33 @@ class Move:
                 path=path,
             )
 
-    def _was_copied(self, where: str) -> bool:
-        """Return whether a former copy has brought it from here: then the origin has not kept it."""
-        meta = self._former(where)
-        return meta is not None and meta.get(_COPIED_FROM) == self._here()
-
     def _here(self) -> str:
         """Return the origin, named for every host: a folder of that name is another one on another host."""
         return self.origin.url if self.origin.shared else f"{platform.node()} {self.origin.url}"
 
-    def _copy_journal(self, session: str, lease: Lease, journal: Tail | CheckpointError) -> int:
-        if isinstance(journal, CheckpointError):
-            raise journal
-        after, payloads = journal
+    def _copy_journal(self, session: str, lease: Lease, found: Tail | CheckpointError) -> int:
+        if isinstance(found, CheckpointError):
+            raise found
+        after, payloads = found
         if not payloads and not any(self.target.segments(session)):
             return 0  # else an empty segment: it voids what a former copy has brought
         if self.keys is None:
             good = two_newest(self.target, self.ring, session)
             after = int(good[0].facts["transition"]) if good else 0
-        write_segment(self.target, self.ring, lease, after, payloads)
+        segment = self.target.journal(lease, after)  # it voids what older owners have beyond
+        try:
+            ring = self.ring.around(self.target)
+            writer = journal.Writer(ring, session, lease.epoch, after, self.target.encoding)
+            batch = [writer.head]
+            for payload in payloads:
+                batch.append(writer.frame(payload))
+                if sum(map(len, batch)) > BATCH:
+                    segment.append(b"".join(batch))
+                    batch = []
+            if batch:
+                segment.append(b"".join(batch))
+        finally:
+            segment.close()
         return len(payloads)
 
 
@@ -330,13 +336,9 @@ def unreadable(known: Inventory) -> list[Copied]:
     ]
 
 
-def _order(cut: Cut) -> tuple[int, int, str]:
-    return cut.epoch, cut.sequence, cut.path
-
-
 def _highest(place: Readable, keys: Keyring | None, cuts: Sequence[Cut]) -> int:
     """Return the highest epoch whose seal holds: any writer may have claimed the others."""
-    for cut in sorted(cuts, key=_order, reverse=True):
+    for cut in sorted(cuts, key=IN_SESSION, reverse=True):
         if keys is None or _sealed(place, keys, cut.path) is not None:
             return cut.epoch
     return 0
@@ -350,15 +352,13 @@ def _sealed(place: Readable, keys: Keyring, path: str) -> Document | None:
     return None  # gone
 
 
-def _superseded(place: Readable, keys: Keyring | None, session: str, cuts: Sequence[Cut]) -> Iterator[str]:
-    lines = former_lines(place, session)
-    for cut in reversed(cuts):
-        if keys is None or _sealed(place, keys, cut.path) is not None:
-            lines += tuple(cut.rewinds)
-            break
-    for cut in cuts:
-        if is_superseded(lines, cut.epoch, cut.sequence):
-            yield cut.path
+def _superseded(place: Readable, keys: Keyring | None, session: str, cuts: Sequence[Cut]) -> frozenset[str]:
+    if keys is None:
+        lines = (*former_lines(place, session), *(cuts[-1].rewinds if cuts else ()))
+    else:
+        newest_first = ((cut.epoch, cut.sequence, cut.path) for cut in reversed(cuts))
+        lines = history.gone_back(place, keys, session, newest_first)
+    return frozenset(cut.path for cut in cuts if is_superseded(lines, cut.epoch, cut.sequence))
 
 
 def _is_same(former: Document, meta: Document) -> bool:
@@ -444,35 +444,11 @@ def tail(place: Readable, keys: Keyring, session: str) -> Tail:
 
 
 def two_newest(place: Readable, keys: Keyring, session: str) -> list[Found]:
-    good: list[Found] = []
-    for _, found in history.newest(place, keys, session):
-        if isinstance(found, Found):
-            good.append(found)
-        if len(good) == 2:
-            break
-    return good
+    good = (found for _, found in history.newest(place, keys, session) if isinstance(found, Found))
+    return list(islice(good, 2))
 
 
 def _after(place: Readable, keys: Keyring, session: str, found: Found | None) -> tuple[int, list[bytes]]:
     after = int(found.facts["transition"]) if found is not None else 0
     kept = history.records(place, keys, after, found, session, closed=True)
     return after, [payload for payload, _ in kept]
-
-
-def write_segment(
-    store: CheckpointStore, ring: Keyring, lease: Lease, after: int, payloads: Sequence[bytes]
-) -> None:
-    """Write these records as a new segment of a session's journal; it voids what older owners have beyond."""
-    segment = store.journal(lease, after)
-    try:
-        writer = journal.Writer(ring.around(store), lease.session, lease.epoch, after, store.encoding)
-        batch = [writer.head]
-        for payload in payloads:
-            batch.append(writer.frame(payload))
-            if sum(map(len, batch)) > BATCH:
-                segment.append(b"".join(batch))
-                batch = []
-        if batch:
-            segment.append(b"".join(batch))
-    finally:
-        segment.close()

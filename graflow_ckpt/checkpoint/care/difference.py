@@ -13,10 +13,9 @@ names that are no words. Where one of the names is not there yet all is right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import islice
 from typing import Any, Final, Literal
 
 from blake3 import blake3
@@ -174,25 +173,19 @@ def inner(change: Change) -> list[Change]:
     """
     if change.what != "changed" or not (change.before.size and change.after.size):
         return []
-    found = _inside("", change.before.seen(), change.after.seen(), DEPTH)
-    return list(islice(found, MOST)) if found is not None else []
+    return _inside("", change.before.seen(), change.after.seen(), DEPTH)[:MOST]
 
 
-def _inside(path: str, before: Any, after: Any, depth: int) -> Iterator[Change] | None:
+def _inside(path: str, before: Any, after: Any, depth: int) -> list[Change]:
     if type(before) is not dict or type(after) is not dict or not depth:
-        return None
-    return _inside_dicts(path, before, after, depth)
-
-
-def _inside_dicts(path: str, before: Any, after: Any, depth: int) -> Iterator[Change]:
+        return []
+    found: list[Change] = []
     for one in _changes(before, after):
         name = f"{path}.{one.name}"
-        deeper = _inside(name, one.before, one.after, depth - 1) if one.what == "changed" else None
-        if deeper is not None:
-            yield from deeper
-        else:
-            old = None if one.what == "added" else _part(one.before)
-            yield Change(name, one.what, old, None if one.what == "removed" else _part(one.after))
+        old = None if one.what == "added" else _part(one.before)
+        new = None if one.what == "removed" else _part(one.after)
+        found += _inside(name, one.before, one.after, depth - 1) or [Change(name, one.what, old, new)]
+    return found
 
 
 def _part(value: Any) -> HeldValue:
@@ -207,17 +200,15 @@ def _prints(facts: Document) -> dict[str, Any]:
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Change, ...]:
-    return tuple(_told(before, after, dict.fromkeys([*before, *after])))
-
-
-def _told(before: Mapping[str, Any], after: Mapping[str, Any], names: Iterable[str]) -> Iterable[Change]:
-    for name in names:
+    found = []
+    for name in dict.fromkeys([*before, *after]):
         if name not in before:
-            yield Change(name, "added", None, after[name])
+            found.append(Change(name, "added", None, after[name]))
         elif name not in after:
-            yield Change(name, "removed", before[name], None)
+            found.append(Change(name, "removed", before[name], None))
         elif not _same(before[name], after[name]):
-            yield Change(name, "changed", before[name], after[name])
+            found.append(Change(name, "changed", before[name], after[name]))
+    return tuple(found)
 
 
 def _same(before: Any, after: Any) -> bool:
@@ -229,36 +220,24 @@ def _same(before: Any, after: Any) -> bool:
 # --- bisecting --------------------------------------------------------------------------
 
 
-class Scope(Mapping[str, Any]):
+class Scope(dict[str, Callable[[], Any]]):
     """The names that a condition may use. A value is taken apart when it is asked for."""
 
     def __init__(self, held: Holdings) -> None:
-        self._held = held
         found = held.found
-        self._facts: dict[str, Callable[[], Any]] = {
-            "steps": lambda: found.facts["steps"],
-            "status": lambda: found.facts["status"],
-            "sequence": lambda: found.meta["sequence"],
-            "metadata": lambda: dict(found.metadata.user_metadata),
-            "tasks": lambda: standings(found.facts),
-            "results": lambda: {name: value.seen() for name, value in held.results.items()},
-            "values": lambda: {name: value.seen() for name, value in held.values.items()},
-        }
-
-    @cached_property
-    def _names(self) -> list[str]:
-        return [*self._held.values, *(name for name in self._facts if name not in self._held.values)]
+        super().__init__(
+            steps=lambda: found.facts["steps"],
+            status=lambda: found.facts["status"],
+            sequence=lambda: found.meta["sequence"],
+            metadata=lambda: dict(found.metadata.user_metadata),
+            tasks=lambda: standings(found.facts),
+            results=lambda: {name: value.seen() for name, value in held.results.items()},
+            values=lambda: {name: value.seen() for name, value in held.values.items()},
+        )
+        self.update({name: value.seen for name, value in held.values.items()})
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._held.values:
-            return self._held.values[name].seen()
-        return self._facts[name]()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return super().__getitem__(name)()
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,10 +287,7 @@ def bisect(
         return verdicts[number].bad
 
     first = _first_bad(len(cuts), is_bad, everything=everything)
-    if first is not None:
-        before = verdicts.get(first - 1)
-    else:
-        before = verdicts.get(len(cuts) - 1)
+    before = verdicts.get((len(cuts) if first is None else first) - 1)
     looked_at = tuple(verdicts[number] for number in sorted(verdicts))
     return Bisected(len(cuts), looked_at, None if first is None else verdicts[first], before, tuple(damaged))
 
@@ -321,16 +297,7 @@ def _first_bad(count: int, is_bad: Callable[[int], bool], *, everything: bool) -
         return next((number for number in [n for n in range(count) if is_bad(n)]), None)
     if not count or not is_bad(count - 1):
         return None
-    if is_bad(0):
-        return 0
-    right, wrong = 0, count - 1
-    while wrong - right > 1:
-        middle = (right + wrong) // 2
-        if is_bad(middle):
-            wrong = middle
-        else:
-            right = middle
-    return wrong
+    return bisect_left(range(count - 1), True, key=is_bad)
 
 
 def _look(store: Readable, keyring: Keyring, found: Found, bad: Condition, *, newest: bool) -> Verdict:

@@ -29,8 +29,8 @@ from typing import Literal
 
 from graflow_ckpt.checkpoint import archive, journal
 from graflow_ckpt.checkpoint.care.inventory import Inventory, inventory
-from graflow_ckpt.checkpoint.history import former_lines, is_superseded, sealed_lines
-from graflow_ckpt.checkpoint.model import Lines, parse
+from graflow_ckpt.checkpoint.history import former_lines, gone_back, is_superseded
+from graflow_ckpt.checkpoint.model import parse
 from graflow_ckpt.checkpoint.retention import (
     DEFAULT,
     FINISHED,
@@ -112,12 +112,13 @@ class Guard:
         self._forked = forked_from(known.cuts, going)
         self._cuts = by_session(known.cuts)
         self._lacking = by_session([cut for cut in (*known.cuts, *known.unreadable) if cut.lacks])
-        self._later: dict[str, bool] = {}
-        self._journals: dict[str, bool] = {}
-        self._finished: dict[str, bool] = {}
-        self._busy = {own: False, "": False}  # unreadable ones may name no session
-        self._lines: dict[str, list[Cut]] = {}
-        self._newest: dict[str, str | None] = {}
+        # of a session, each asked once
+        self.busy = cache(self._is_run)
+        self.finished = cache(self._is_finished)
+        self.line = cache(self._current_line)
+        self.newest = cache(self._newest_good)
+        self._is_later = cache(self._has_later_seal)
+        self._goes_on_later = cache(partial(has_later_journal, store, keyring=keyring))
 
     def reason(self, cut: Cut, meant: Collection[str] = ()) -> Reason | None:
         """Return why it stays; None if nothing holds it. `meant`: sessions of which something is to stay."""
@@ -125,7 +126,7 @@ class Guard:
         if held is not None:
             return held
         if self.finished(cut.session) and cut.session not in meant:
-            return "later" if self._has_later_journal(cut.session) else None
+            return "later" if self._goes_on_later(cut.session) else None
         newest = self.newest(cut.session)
         return "doubt" if newest is None else "newest" if newest == cut.path else None
 
@@ -139,17 +140,14 @@ class Guard:
             return "paused"
         return "forked" if cut.id in self._forked else None
 
-    def busy(self, session: str) -> bool:
-        if session not in self._busy:
-            self._busy[session] = self.store.owner(session) is not None
-        return self._busy[session]
+    def _is_run(self, session: str) -> bool:
+        """Return True if another process runs it; unreadable ones may name no session."""
+        return session not in ("", self._own) and self.store.owner(session) is not None
 
-    def _is_later(self, session: str) -> bool:
+    def _has_later_seal(self, session: str) -> bool:
         """Return True if a later version has sealed a checkpoint of the session, or may have."""
-        if session not in self._later:
-            sealed = (self._sealed(cut) for cut in self._lacking[session])
-            self._later[session] = any(one is not False for one in sealed)  # without its key: delete nothing
-        return self._later[session]
+        # without its key nothing is deleted
+        return any(self._sealed(cut) is not False for cut in self._lacking[session])
 
     def _sealed(self, cut: Cut) -> bool | None:
         """Return True if the seal of a cut holds, None if its key is not here."""
@@ -161,50 +159,25 @@ class Guard:
             return False
         return True
 
-    def _has_later_journal(self, session: str) -> bool:
-        """Return True if its journal is of a later version, which went on with what is finished here."""
-        if session not in self._journals:
-            self._journals[session] = has_later_journal(self.store, session, self._keyring)
-        return self._journals[session]
-
-    def finished(self, session: str) -> bool:
+    def _is_finished(self, session: str) -> bool:
         """Return True if it will not be continued, by the newest checkpoint whose seal holds."""
-        if session not in self._finished:
-            sealed = (c for c in self.line(session) if c.path in self._good or self._sealed(c))
-            newest = next(sealed, None)  # without a seal, one file of any writer would delete all others
-            self._finished[session] = newest is not None and newest.status in FINISHED
-        return self._finished[session]
+        sealed = (c for c in self.line(session) if c.path in self._good or self._sealed(c))
+        newest = next(sealed, None)  # without a seal, one file of any writer would delete all others
+        return newest is not None and newest.status in FINISHED
 
-    def line(self, session: str) -> list[Cut]:
+    def _current_line(self, session: str) -> list[Cut]:
         """Return the session's checkpoints that a resume looks at, newest first."""
-        if session not in self._lines:
-            cuts = sorted(self._cuts.get(session, ()), key=IN_SESSION, reverse=True)
-            back = self._gone_back(session, cuts)
-            self._lines[session] = [cut for cut in cuts if not is_superseded(back, cut.epoch, cut.sequence)]
-        return self._lines[session]
+        cuts = sorted(self._cuts.get(session, ()), key=IN_SESSION, reverse=True)
+        if any(cut.rewinds for cut in cuts):
+            order = ((cut.epoch, cut.sequence, cut.path) for cut in cuts)
+            back = gone_back(self.store, self._keyring(), session, order)
+        else:
+            back = former_lines(self.store, session)
+        return [cut for cut in cuts if not is_superseded(back, cut.epoch, cut.sequence)]
 
-    def _gone_back(self, session: str, cuts: Sequence[Cut]) -> Lines:
-        """Return what the session has gone back behind, by the newest of its cuts that is sealed."""
-        former = former_lines(self.store, session)
-        for cut in cuts:
-            if is_superseded(former, cut.epoch, cut.sequence):
-                continue
-            if not cut.rewinds:
-                break
-            if cut.path in self._good:
-                return (*former, *cut.rewinds)
-            with suppress(CheckpointError):
-                lines = sealed_lines(self.store.meta(cut.path), self._keyring(), session)
-                if lines is not None:
-                    return (*former, *lines)
-        return former
-
-    def newest(self, session: str) -> str | None:
+    def _newest_good(self, session: str) -> str | None:
         """Return the newest one that is good to its last byte."""
-        if session not in self._newest:
-            good = (cut.path for cut in self.line(session) if self._is_good(cut))
-            self._newest[session] = next(good, None)
-        return self._newest[session]
+        return next((cut.path for cut in self.line(session) if self._is_good(cut)), None)
 
     def _is_good(self, cut: Cut) -> bool:
         if cut.path in self._good:

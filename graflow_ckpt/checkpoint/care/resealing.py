@@ -21,7 +21,7 @@ from graflow_ckpt.checkpoint.model import Document, document_of, parse
 from graflow_ckpt.checkpoint.seals.seal import Keyring, sealed_bytes, verify
 from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError, SessionBusy
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import CheckpointStore, Lease, Sink
+from graflow_ckpt.core.protocols import CheckpointStore, Lease
 from graflow_ckpt.stores.around.encodings import AEAD, Metas, key_in
 from graflow_ckpt.stores.names import META
 
@@ -64,7 +64,9 @@ def usage(store: CheckpointStore) -> Usage:
         found.seals[str(meta.get("key_id") or "")] += 1
         sessions.add(str(meta.get("session_id")))
     for session in sorted(sessions):
-        _count_journals(store, session, found.journals)
+        with suppress(GraflowError):  # nothing is decrypted, so no key is missed
+            for _, _, raw in store.segments(session):
+                found.journals.update(journal.keys_of(raw))
     return found
 
 
@@ -104,11 +106,7 @@ def put_sealed(
     if encoding is not None:
         document = encoding.under(metas.keyring).concealed(document)
     sealed = sealed_bytes(document, keyring, path)
-
-    def write(sink: Sink) -> None:
-        sink.write(sealed)
-
-    store.put(path, [(META, write)], lease=lease, stage=str(meta["stage"]))
+    store.put(path, [(META, lambda sink: sink.write(sealed))], lease=lease, stage=str(meta["stage"]))
 
 
 def _outdated(store: CheckpointStore, keyring: Keyring) -> list[tuple[str, str]]:
@@ -155,9 +153,3 @@ def check_parts(store: CheckpointStore, path: str, stage: str) -> None:
     except CheckpointCorrupt:
         store.delete(path)
         raise
-
-
-def _count_journals(store: CheckpointStore, session: str, counted: Counter[str]) -> None:
-    with suppress(GraflowError):  # nothing is decrypted, so no key is missed
-        for _, _, raw in store.segments(session):
-            counted.update(journal.keys_of(raw))

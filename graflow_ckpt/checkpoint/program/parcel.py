@@ -32,12 +32,15 @@ from blake3 import blake3
 
 from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint.model import Document
-from graflow_ckpt.checkpoint.program.fingerprint import Fingerprint, compare, fingerprint, summary
 from graflow_ckpt.checkpoint.program.program import (
+    Fingerprint,
     Program,
+    compare,
     current_tasks,
     describe,
+    fingerprint,
     pack_whole_code,
+    summary,
     summary_of,
     unpack_code,
 )

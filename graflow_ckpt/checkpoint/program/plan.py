@@ -19,15 +19,15 @@ Besides the rows for the reader a plan says what the session has to do: `rerun`,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from graflow_ckpt.checkpoint.program.fingerprint import Fingerprint, compare
+from graflow_ckpt.checkpoint.program.program import CurrentTask, SavedTask, compare
 from graflow_ckpt.core.errors import GraphChanged
 
 Verdict = Literal["reuse", "run", "run again", "new", "orphaned", "changed"]
-State = Literal["completed", "running", "pending", "failed", "skipped", "waiting", "unreached"]
 Changed = Literal["reuse", "rerun"] | None
 
 COLUMNS = ("task", "verdict", "state", "note")
@@ -84,13 +84,7 @@ class Plan:
 
     def counts(self) -> dict[str, int]:
         """Count how many tasks have each verdict, in the order in which they first occur."""
-        counts: dict[str, int] = {}
-        for row in self.rows:
-            counts[row.verdict] = counts.get(row.verdict, 0) + 1
-        return counts
-
-    def as_rows(self) -> list[tuple[str, ...]]:
-        return [tuple(row) for row in self.rows]
+        return dict(Counter(row.verdict for row in self.rows))
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -236,23 +230,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 # --- the two sides ----------------------------------------------------------------------
-
-
-class SavedTask(NamedTuple):
-    """A task as the checkpoint knows it. `unreached`: in the graph then, and never enqueued."""
-
-    name: str
-    state: State
-    fingerprint: Fingerprint | None = None
-    after: tuple[str, ...] = ()
-
-
-class CurrentTask(NamedTuple):
-    """A task of the program now; `after` are its predecessors on forward edges, loop edges are not."""
-
-    name: str
-    fingerprint: Fingerprint | None = None
-    after: tuple[str, ...] = ()
 
 
 class Comparison:

@@ -111,11 +111,12 @@ def sealed_bytes(meta: Meta, keyring: Keyring, path: str) -> bytes:
     return found
 
 
-def sealed_in(raw: bytes, keyring: Keyring) -> Document | None:
-    """Return the meta of these bytes; None if they are damaged, or no seal of it holds."""
+def sealed_in(raw: bytes, keyring: Keyring, session: str | None = None) -> Document | None:
+    """Return the meta of these bytes; None if they are damaged, no seal of it holds, or it is of another
+    session."""
     meta = document_of(raw)
     with suppress(CheckpointError):
-        if meta is not None:
+        if meta is not None and session in (None, meta.get("session_id")):
             verify(meta, keyring)
             return meta
     return None

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graflow_ckpt.checkpoint.program.plan import HINT, CurrentTask, Plan, make_plan
-from graflow_ckpt.checkpoint.program.program import saved_tasks
+from graflow_ckpt.checkpoint.program.plan import HINT, Plan, make_plan
+from graflow_ckpt.checkpoint.program.program import CurrentTask, saved_tasks
 from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.locate import Place, ProgramOrigin
 from graflow_ckpt.cli.overview import standing, status_now

@@ -68,7 +68,7 @@ def command(
         for line in outlook.head():
             manner.note(line)
         plan = outlook.plan
-        manner.table(("task", "verdict", "state", "note"), plan.as_rows())
+        manner.table(("task", "verdict", "state", "note"), plan.rows)
         counts = ", ".join(f"{count} {verdict}" for verdict, count in plan.counts().items())
         manner.note(f"{words.counted(len(plan.rows), 'task')}: {counts}")
         if outlook.refused:

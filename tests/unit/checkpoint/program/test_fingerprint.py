@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graflow_ckpt.checkpoint.program.fingerprint import (
+from graflow_ckpt.checkpoint.program.program import (
     Fingerprint,
     compare,
     fingerprint,
@@ -97,7 +97,7 @@ def in_a_process(folder: Path, seed: str, command: list[str]) -> Fingerprint:
     folder.joinpath("shop.py").write_text(
         dedent(PROGRAM)
         + dedent("""
-            from graflow_ckpt.checkpoint.program.fingerprint import fingerprint
+            from graflow_ckpt.checkpoint.program.program import fingerprint
             import json
             print(json.dumps(fingerprint(run).to_record()))
         """)

@@ -17,7 +17,6 @@ import pytest
 
 from graflow_ckpt import task
 from graflow_ckpt.checkpoint.program import parcel as parcels
-from graflow_ckpt.checkpoint.program.fingerprint import Fingerprint
 from graflow_ckpt.checkpoint.program.parcel import (
     PYTHON,
     Parcel,
@@ -27,6 +26,7 @@ from graflow_ckpt.checkpoint.program.parcel import (
     references,
     unpack,
 )
+from graflow_ckpt.checkpoint.program.program import Fingerprint
 from graflow_ckpt.core.errors import CheckpointCorrupt, NotStorable, SchemaUnsupported
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task

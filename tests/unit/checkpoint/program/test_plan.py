@@ -8,17 +8,8 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.checkpoint.program.fingerprint import Fingerprint
-from graflow_ckpt.checkpoint.program.plan import (
-    COLUMNS,
-    Changed,
-    CurrentTask,
-    Plan,
-    PlanRow,
-    SavedTask,
-    State,
-    make_plan,
-)
+from graflow_ckpt.checkpoint.program.plan import COLUMNS, Changed, Plan, PlanRow, make_plan
+from graflow_ckpt.checkpoint.program.program import CurrentTask, Fingerprint, SavedTask, State
 from graflow_ckpt.core.errors import GraphChanged
 
 OLD, NEW = Fingerprint("3.11", "old"), Fingerprint("3.11", "new")
@@ -323,8 +314,8 @@ def test_a_plan_is_shown_as_rows_counts_and_json() -> None:
 
     shown: dict[str, Any] = json.loads(json.dumps(plan.as_json()))
 
-    assert all(len(row) == len(COLUMNS) for row in plan.as_rows())
-    assert plan.as_rows()[0] == ("a", "reuse", "completed", "")
+    assert all(len(row) == len(COLUMNS) for row in plan.rows)
+    assert plan.rows[0] == ("a", "reuse", "completed", "")
     assert plan.counts() == {"reuse": 1, "run again": 1, "run": 1}
     assert shown["rerun"] == ["b", "c"]
     assert shown["refused"] is False

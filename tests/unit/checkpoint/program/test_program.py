@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.checkpoint.program.plan import SavedTask
 from graflow_ckpt.checkpoint.program.program import (
     Missing,
+    SavedTask,
     current_tasks,
     describe,
     pack_code,

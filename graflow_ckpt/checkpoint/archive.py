@@ -49,7 +49,6 @@ from graflow_ckpt.core.errors import (
     UnsafeCheckpoint,
 )
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Lease, PartWriter, Readable, Sink, Source
-from graflow_ckpt.core.redaction import redacted, redacted_argv
 from graflow_ckpt.stores.around.encodings import Encoding, Metas, encoding_of
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
@@ -133,28 +132,19 @@ def save(
     allowance: Allowance | None = None,
     going: Callable[[bytes], Iterable[str]] = lambda meta: (),
 ) -> CheckpointMetadata:
-    """Write one trio at `metadata.path`; it is there as a whole when this returns.
-
-    `going`: gets the meta, returns what is deleted with the same commit.
-    """
+    """Write one trio at `metadata.path`; it is there as a whole when this returns. `going`: gets the meta,
+    returns what is deleted with the same commit."""
     stage = uuid.uuid4().hex
     meter = (allowance or Allowance()).meter(metadata.session_id, metadata.path, metadata.cause)
     metadata.home = metadata.home or store.url
     metadata.synced = store.synced  # as the preflight found it: a listing asks no store
-    shown = replace(  # without secrets
-        metadata, user_metadata=redacted(metadata.user_metadata), argv=redacted_argv(metadata.argv)
-    )
+    shown = metadata.redacted()
     payload = _payload(snapshot, program, metadata, shown)
     state = json.dumps({**snapshot.facts, "graph": program.facts}, separators=(",", ":")).encode()
     digests: dict[str, Digest] = {}
     drops: list[str] = []
     encoding = encoding_of(store, keyring)
     depositor = Depositor(store, metadata.path, lease, stage, meter.takes, encoding)
-
-    def values(sink: Sink) -> None:
-        depositor.begin()
-        pickles.dump(_Payload(payload), sink, aside=depositor)
-        depositor.settle()
 
     def meta(sink: Sink) -> None:
         document = _document(shown, stage, store.synced, digests) | depositor.listed()
@@ -170,7 +160,11 @@ def save(
 
         return name, metered
 
-    parts = [part("pkl", values), part("state.json", lambda sink: sink.write(state)), ("meta.json", meta)]
+    parts = [
+        part("pkl", partial(depositor.write, _Payload(payload))),
+        part("state.json", lambda sink: sink.write(state)),
+        ("meta.json", meta),
+    ]
     try:
         store.put(metadata.path, parts, lease=lease, stage=stage, drops=lambda: drops)
     finally:

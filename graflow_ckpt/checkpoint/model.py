@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import BadSessionId, CheckpointCorrupt, NotStorable, SchemaUnsupported
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Line
+from graflow_ckpt.core.redaction import redacted, redacted_argv
 
 SCHEMA = "1.0"
 Document = dict[str, Any]  # JSON as parsed
@@ -116,6 +117,10 @@ class CheckpointMetadata:
             if found[name] is None:
                 del found[name]
         return found
+
+    def redacted(self) -> CheckpointMetadata:
+        """Return the metadata without secrets."""
+        return replace(self, user_metadata=redacted(self.user_metadata), argv=redacted_argv(self.argv))
 
     @classmethod
     def from_document(cls, path: str, document: Document) -> CheckpointMetadata:

@@ -24,12 +24,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final
+from typing import Any, Final
 
 from blake3 import blake3
 
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.seals.seal import seal
+from graflow_ckpt.checkpoint.values import pickles
 from graflow_ckpt.checkpoint.values.digest import (
     CHUNK,
     Digest,
@@ -114,8 +115,8 @@ class Depositor:
         path: str,
         lease: Lease | None,
         stage: str,
-        allowed: Callable[[int], bool] = lambda size: True,
-        encoding: Encoding | None = None,
+        allowed: Callable[[int], bool],
+        encoding: Encoding | None,
     ) -> None:
         self._encoding = encoding
         self._contents = store.contents
@@ -123,13 +124,18 @@ class Depositor:
         self._place = (path, lease, stage)
         self._saving: Saving | None = None
         self._there: set[str] = set()  # held by this save
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin to write the pickle; or once more, since a store may repeat its put."""
         self.found: list[Content] = []
         self._pending: list[tuple[int, memoryview]] = []
         self._waiting = 0
+
+    def write(self, value: Any, sink: Sink) -> None:
+        """Write the pickle of a value, and store all that was taken out of it, as safe as a part of the
+        checkpoint; or once more, since a store may repeat its put."""
+        self.found, self._pending, self._waiting = [], [], 0
+        pickles.dump(value, sink, aside=self)
+        self._store_pending()
+        if self._saving is not None:
+            self._saving.settle()
 
     def take(self, payload: memoryview, at: int, /) -> bool:
         if self._contents is None or not self._contents.shares:
@@ -143,12 +149,6 @@ class Depositor:
         if self._waiting >= BATCH:
             self._store_pending()
         return True
-
-    def settle(self) -> None:
-        """Store all that was taken, as safe as a part of the checkpoint."""
-        self._store_pending()
-        if self._saving is not None:
-            self._saving.settle()
 
     def listed(self) -> Document:
         """Return the contents for the meta."""

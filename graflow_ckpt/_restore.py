@@ -6,7 +6,7 @@ where the running `__main__` is a worker's, always from the copy.
 
 Promise: every public name that was ever released is found by `Unpickler`, where it is now, or is refused
 with what to do instead. Bytecode of another minor version of Python is refused: it would end the process.
-Not here: whether the bytes may be trusted (checkpoint/seals/seal.py).
+Not here: whether the bytes may be trusted (checkpoint/seals.py).
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from graflow_ckpt.checkpoint.model import (
 )
 from graflow_ckpt.checkpoint.program.program import Program
 from graflow_ckpt.checkpoint.retention import PERIOD
-from graflow_ckpt.checkpoint.seals.seal import Keyring, sealed_bytes, verify
+from graflow_ckpt.checkpoint.seals import Keyring, sealed_bytes, verify
 from graflow_ckpt.checkpoint.snapshot import Snapshot
 from graflow_ckpt.checkpoint.values import pickles
 from graflow_ckpt.checkpoint.values.contents import Depositor, alone, put_together

@@ -18,7 +18,7 @@ from contextlib import suppress
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.archive import Found, find
 from graflow_ckpt.checkpoint.model import COUNTS, Lines, document_of, lines_in, named
-from graflow_ckpt.checkpoint.seals.seal import Keyring, sealed_in
+from graflow_ckpt.checkpoint.seals import Keyring, sealed_in
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import (
     NOT_OPENED,

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from graflow_ckpt.checkpoint.seals.seal import Chain, Keyring
+from graflow_ckpt.checkpoint.seals import Chain, Keyring
 from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import (
     CheckpointError,

@@ -19,7 +19,7 @@ from graflow_ckpt.checkpoint.care.pruning import Pruned, sweep
 from graflow_ckpt.checkpoint.care.resealing import check_parts, put_sealed
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata, parse
 from graflow_ckpt.checkpoint.retention import DEFAULT, Cut, KeepLast, OfAll, Retention
-from graflow_ckpt.checkpoint.seals.seal import Keyring
+from graflow_ckpt.checkpoint.seals import Keyring
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointError,

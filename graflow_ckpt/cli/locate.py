@@ -16,7 +16,7 @@ import click
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found, expired
-from graflow_ckpt.checkpoint.seals.seal import Keyring
+from graflow_ckpt.checkpoint.seals import Keyring
 from graflow_ckpt.checkpoint.values import inert
 from graflow_ckpt.cli.overview import UNFINISHED, SessionRow, overview, standing
 from graflow_ckpt.cli.terminal import Manner

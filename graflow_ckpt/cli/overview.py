@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint import history
 from graflow_ckpt.checkpoint.archive import Found
-from graflow_ckpt.checkpoint.seals.seal import Keyring
+from graflow_ckpt.checkpoint.seals import Keyring
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.cli import words
 from graflow_ckpt.cli.terminal import Document, Manner

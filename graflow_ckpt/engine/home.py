@@ -23,7 +23,7 @@ from graflow_ckpt.checkpoint.care.pruning import Guard, carry_out, forget_journa
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Lines, lines_in, now_iso
 from graflow_ckpt.checkpoint.program.program import Program
 from graflow_ckpt.checkpoint.retention import WAITS, Cut, Retention, automatic, forked_from
-from graflow_ckpt.checkpoint.seals.seal import key_storage_warning, passing_warning
+from graflow_ckpt.checkpoint.seals import key_storage_warning, passing_warning
 from graflow_ckpt.checkpoint.snapshot import BACKEND, Snapshot, capture
 from graflow_ckpt.core import errors
 from graflow_ckpt.core.events import Kind

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graflow_ckpt.checkpoint import history
 from graflow_ckpt.checkpoint.archive import Found
-from graflow_ckpt.checkpoint.seals.cells import SealedCells
+from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.checkpoint.values.sharing import bundles
 from graflow_ckpt.core import arguments, errors
 from graflow_ckpt.core.apply import apply

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from operator import index
 from typing import Any, Literal, get_args
 
-from graflow_ckpt.checkpoint.seals.cells import LIMIT, SealedCells
+from graflow_ckpt.checkpoint.seals import LIMIT, SealedCells
 from graflow_ckpt.checkpoint.values.codec import check_storable
 from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import (

@@ -23,7 +23,7 @@ from blake3 import blake3
 from redis import RedisError
 
 from graflow_ckpt.checkpoint.program import parcel as parcels
-from graflow_ckpt.checkpoint.seals.cells import SealedCells
+from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.checkpoint.values.codec import check_storable
 from graflow_ckpt.core.errors import (
     GraphError,

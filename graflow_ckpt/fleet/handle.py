@@ -17,7 +17,7 @@ from redis import RedisError
 
 from graflow_ckpt.checkpoint.manager import CheckpointManager
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
-from graflow_ckpt.checkpoint.seals.cells import SealedCells
+from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.core import arguments
 from graflow_ckpt.core.decide import ANSWERS
 from graflow_ckpt.core.errors import (

@@ -19,7 +19,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from graflow_ckpt.checkpoint.seals.cells import SealedCells
+from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.core.errors import GraflowError, ServerError, ServerRefuses
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.protocols import Owner

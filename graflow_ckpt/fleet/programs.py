@@ -21,7 +21,7 @@ from graflow_ckpt.checkpoint.program import parcel as parcels
 from graflow_ckpt.checkpoint.program.parcel import PYTHON, Parcel, differing
 from graflow_ckpt.checkpoint.program.plan import PlanRow
 from graflow_ckpt.checkpoint.program.program import Fingerprint, compare, fingerprints
-from graflow_ckpt.checkpoint.seals.cells import SealedCells, sealed_by
+from graflow_ckpt.checkpoint.seals import SealedCells, sealed_by
 from graflow_ckpt.checkpoint.values.codec import is_atom
 from graflow_ckpt.core.errors import GraflowError, ServerError, UnsafeCheckpoint
 from graflow_ckpt.core.graph import TaskGraph

@@ -21,7 +21,7 @@ from importlib import import_module
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from graflow_ckpt.checkpoint.seals.cells import LIMIT, SealedCells
+from graflow_ckpt.checkpoint.seals import LIMIT, SealedCells
 from graflow_ckpt.core.errors import (
     Fenced,
     GraflowError,

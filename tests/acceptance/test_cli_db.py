@@ -25,7 +25,7 @@ from graflow_ckpt import (
     workflow,
 )
 from graflow_ckpt.checkpoint.retention import Retention
-from graflow_ckpt.checkpoint.seals.seal import seal
+from graflow_ckpt.checkpoint.seals import seal
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.around.keys import Keyring, new_key
 from graflow_ckpt.stores.drivers.postgres.store import PostgresStore

@@ -21,7 +21,7 @@ import pytest
 from graflow_ckpt import CheckpointManager, DeleteOnSuccess, EveryTask, KeepLast, OfAll, task, workflow
 from graflow_ckpt.checkpoint import archive, history, journal, model
 from graflow_ckpt.checkpoint.program.program import Program
-from graflow_ckpt.checkpoint.seals.seal import seal
+from graflow_ckpt.checkpoint.seals import seal
 from graflow_ckpt.checkpoint.snapshot import capture, restore
 from graflow_ckpt.cli.overview import overview
 from graflow_ckpt.core.errors import (

@@ -13,8 +13,7 @@ from typing import Any
 import msgpack
 from blake3 import blake3
 
-from graflow_ckpt.checkpoint.seals.cells import LIVE, SealedCells
-from graflow_ckpt.checkpoint.seals.seal import Chain, canonical, seal
+from graflow_ckpt.checkpoint.seals import LIVE, Chain, SealedCells, canonical, seal
 from graflow_ckpt.checkpoint.values.codec import NotPlain, decode, encode
 from graflow_ckpt.checkpoint.values.digest import CHUNK
 from graflow_ckpt.core.facts import Live

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.checkpoint import archive, history, journal
-from graflow_ckpt.checkpoint.seals import cells as sealed
-from graflow_ckpt.checkpoint.seals.seal import Chain
+from graflow_ckpt.checkpoint import archive, history, journal, seals
+from graflow_ckpt.checkpoint.seals import Chain
 from tests.attacks import canary, run
 from tests.attacks.attempts import ATTACKS
 from tests.attacks.gadgets import GADGETS
@@ -85,7 +84,7 @@ def test_a_chain_that_begins_anywhere_is_convicted(monkeypatch: pytest.MonkeyPat
 
 
 def test_cells_that_are_opened_without_a_seal_are_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "compare_digest", lambda one, other: True)
+    monkeypatch.setattr(seals, "compare_digest", lambda one, other: True)
 
     assert breaches("a cell with a gadget in it")
     assert breaches("a cell of another session")

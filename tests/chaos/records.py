@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graflow_ckpt.checkpoint.seals.cells import SealedCells
+from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.core.facts import RESULT
 from graflow_ckpt.engine.attempt import from_cells
 from graflow_ckpt.links.redis import RedisLink

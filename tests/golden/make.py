@@ -21,7 +21,7 @@ from graflow_ckpt.checkpoint import archive, journal
 from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.model import SCHEMA
 from graflow_ckpt.checkpoint.program.program import Program, current_tasks, describe, pack_code
-from graflow_ckpt.checkpoint.seals.seal import seal
+from graflow_ckpt.checkpoint.seals import seal
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.checkpoint.values.codec import encode
 from graflow_ckpt.core.apply import apply

@@ -86,7 +86,7 @@ def test_the_contracts_bite(tmp_path: Path, broken_file: str, code: str) -> None
     layers = (
         "core links sessions stores checkpoint engine frontends fleet config observers cli stores/files "
         "stores/drivers stores/drivers/redis stores/drivers/sqlite stores/around checkpoint/values "
-        "checkpoint/program checkpoint/seals checkpoint/care sessions/redis cli/run"
+        "checkpoint/program checkpoint/care sessions/redis cli/run"
     )
     for layer in layers.split():
         (tmp_path / "graflow_ckpt" / layer).mkdir(parents=True)

@@ -37,7 +37,7 @@ from graflow_ckpt.checkpoint.care.inventory import Inventory, inventory
 from graflow_ckpt.checkpoint.history import former_lines, is_superseded
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.retention import IN_SESSION, Cut, by_session
-from graflow_ckpt.checkpoint.seals.seal import Keyring, sealed_bytes, sealed_in
+from graflow_ckpt.checkpoint.seals import Keyring, sealed_bytes, sealed_in
 from graflow_ckpt.checkpoint.values.contents import Bringing, pour, shares
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,

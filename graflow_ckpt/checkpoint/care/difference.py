@@ -24,7 +24,7 @@ from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.history import newest
 from graflow_ckpt.checkpoint.model import Document
-from graflow_ckpt.checkpoint.seals.seal import Keyring
+from graflow_ckpt.checkpoint.seals import Keyring
 from graflow_ckpt.checkpoint.values import inert
 from graflow_ckpt.checkpoint.values.codec import decode, encode
 from graflow_ckpt.core.conditions import BadCondition, Condition

@@ -42,7 +42,7 @@ from graflow_ckpt.checkpoint.retention import (
     bytes_of,
     forked_from,
 )
-from graflow_ckpt.checkpoint.seals.seal import verify
+from graflow_ckpt.checkpoint.seals import verify
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, GraphError, UnknownKey
 from graflow_ckpt.core.protocols import CheckpointStore, Lease
 from graflow_ckpt.stores import open_store

@@ -18,7 +18,7 @@ from operator import itemgetter
 
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.model import Document, document_of, parse
-from graflow_ckpt.checkpoint.seals.seal import Keyring, sealed_bytes, verify
+from graflow_ckpt.checkpoint.seals import Keyring, sealed_bytes, verify
 from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError, SessionBusy
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import CheckpointStore, Lease

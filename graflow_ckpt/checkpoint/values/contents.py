@@ -29,7 +29,7 @@ from typing import Any, Final
 from blake3 import blake3
 
 from graflow_ckpt.checkpoint.model import Document
-from graflow_ckpt.checkpoint.seals.seal import seal
+from graflow_ckpt.checkpoint.seals import seal
 from graflow_ckpt.checkpoint.values import pickles
 from graflow_ckpt.checkpoint.values.digest import (
     CHUNK,

@@ -6,7 +6,7 @@ buffer, since a value may change while it is saved, and the digest has to be tha
 reader gets the bytes in its own buffer, and `readinto` returns when the digests of all of them have been
 compared. One pass, so that what was checked is what is used.
 
-Not here: the proof of the digests (seal.py).
+Not here: the proof of the digests (seals.py).
 """
 
 from __future__ import annotations

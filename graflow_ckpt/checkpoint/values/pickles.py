@@ -7,7 +7,7 @@ On the way back the unpickler has it read into its final place. cloudpickle does
 (code.py), so that functions and classes of `__main__` work; it is loaded with the first live value.
 
 Two limits: an array that is contiguous in no order is copied once by numpy, a text is there
-twice while it is written. Not here: whether the bytes may be trusted (digest.py, seal.py).
+twice while it is written. Not here: whether the bytes may be trusted (digest.py, seals.py).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from graflow_ckpt.checkpoint.care import inventory
-from graflow_ckpt.checkpoint.seals.seal import key_storage_warning
+from graflow_ckpt.checkpoint.seals import key_storage_warning
 from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.terminal import ExaminedRow
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, PackageMissing, ServerError

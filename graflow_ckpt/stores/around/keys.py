@@ -10,7 +10,7 @@ store, else the Fernet keys of `GRAFLOW_CKPT_FERNET_KEY` (secrets of 32 bytes; t
 written). The first of them encrypts, all open, and those that seal open, too. None of them seals.
 
 A local key that others can read or replace is refused. A file that an operator names is refused
-only if others can write it: mounted secrets are commonly readable. Not here: the seals (seal.py).
+only if others can write it: mounted secrets are commonly readable. Not here: the seals (seals.py).
 """
 
 from __future__ import annotations

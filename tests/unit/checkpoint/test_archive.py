@@ -26,7 +26,7 @@ from graflow_ckpt.checkpoint.model import (
     supported,
     upgrade,
 )
-from graflow_ckpt.checkpoint.seals.seal import seal
+from graflow_ckpt.checkpoint.seals import seal
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointError,

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint import journal, model
 from graflow_ckpt.checkpoint.program import parcel
-from graflow_ckpt.checkpoint.seals import cells as sealed
-from graflow_ckpt.checkpoint.seals.cells import SealedCells
-from graflow_ckpt.checkpoint.values.codec import NotPlain, decode, encode
+from graflow_ckpt.checkpoint.seals import SealedCells
+from graflow_ckpt.checkpoint.values.codec import NotPlain, _passes, decode, encode
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, TooLarge
 from graflow_ckpt.stores.around.keys import Keyring
 from tests.golden.make import VALUES
@@ -140,7 +139,7 @@ BOMBS = {
 
 ATTACK = """
 import resource, sys
-from graflow_ckpt.checkpoint.seals.cells import SealedCells
+from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.checkpoint.values.codec import decode
 data = sys.stdin.buffer.read()
 held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -218,6 +217,6 @@ def test_every_header_is_found_where_it_is(value: Any) -> None:
     except NotPlain:  # one object in two places
         return
 
-    assert sealed._passes(whole, 1 << 30)
-    assert not sealed._passes(whole[:-5], 1 << 30)
+    assert _passes(whole, 1 << 30)
+    assert not _passes(whole[:-5], 1 << 30)
     decode(whole[1:-5])

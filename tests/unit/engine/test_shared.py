@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.checkpoint.program.program import pack_task
-from graflow_ckpt.checkpoint.seals.cells import SealedCells
+from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.announcer import Announcer

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from graflow_ckpt import task, workflow
-from graflow_ckpt.checkpoint.seals.cells import SealedCells
+from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.core.facts import Claim
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.fleet.client import Client, Terms

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import task, workflow
-from graflow_ckpt.checkpoint.seals.cells import SealedCells
+from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.checkpoint.values.codec import decode
 from graflow_ckpt.core.errors import (
     BadSessionId,

@@ -59,7 +59,7 @@ def pruned(store: CheckpointStore, retention: Retention, **more: Any) -> dict[st
 
 def damage(store: CheckpointStore, path: str, part: str = "pkl") -> None:
     """A meta whose digest of a part is another one's: sealed by somebody who has the key, and wrong."""
-    from graflow_ckpt.checkpoint.seals.seal import seal
+    from graflow_ckpt.checkpoint.seals import seal
 
     raw = store.meta(path)
     meta = json.loads(raw)

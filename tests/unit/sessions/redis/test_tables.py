@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graflow_ckpt.checkpoint.seals.cells import SealedCells
+from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import GraphError, NoSession, SessionBusy, SessionError, SessionExists, TooLarge
 from graflow_ckpt.core.facts import Claim, Op, TaskSpec

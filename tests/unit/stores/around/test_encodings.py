@@ -23,7 +23,7 @@ from graflow_ckpt.checkpoint.care.inventory import inventory
 from graflow_ckpt.checkpoint.care.resealing import put_sealed, reseal
 from graflow_ckpt.checkpoint.history import records
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
-from graflow_ckpt.checkpoint.seals.seal import seal
+from graflow_ckpt.checkpoint.seals import seal
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointError,

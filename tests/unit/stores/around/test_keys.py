@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from graflow_ckpt.checkpoint.seals.seal import key_storage_warning, passing_warning
+from graflow_ckpt.checkpoint.seals import key_storage_warning, passing_warning
 from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
 from graflow_ckpt.stores.around.keys import Keyring, key_file, local_key_path, new_key, put_first
 from graflow_ckpt.stores.files.mounts import file_system

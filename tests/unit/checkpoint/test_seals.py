@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graflow_ckpt.checkpoint.seals.cells import LIVE, SealedCells, sealed_by
-from graflow_ckpt.checkpoint.seals.seal import META_LIMIT, Chain, canonical, seal, sealed_bytes, verify
+from graflow_ckpt.checkpoint.seals import (
+    LIVE,
+    META_LIMIT,
+    Chain,
+    SealedCells,
+    canonical,
+    seal,
+    sealed_by,
+    sealed_bytes,
+    verify,
+)
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointError,

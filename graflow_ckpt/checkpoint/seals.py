@@ -1,10 +1,21 @@
-"""Seals: which key sealed a checkpoint, and that no byte of its meta has changed since.
+"""Seals: which key sealed a checkpoint, a record or a cell, and that no byte of it has changed since.
 
-Only meta is sealed; it holds the digests of the other parts and the place (session, sequence,
+Of a checkpoint only meta is sealed; it holds the digests of the other parts and the place (session, sequence,
 epoch, schema). The seal is a keyed blake3 digest over the canonical JSON of all of meta but the
 seal itself. Journal records are chained: each seal covers the one before it, so that no record
 can be changed, moved, or left out in the middle. Seals of meta, of journals and of anything else
 cannot stand in for each other: each purpose has a key of its own, derived from the same secret.
+
+Sealed cells: values on a server that others can write to.
+
+    plain   the codec bytes as they are: decoding them runs no code, and takes no more than the budget
+    live    0xC1  length of the key's id  the id  mac:16  pickle      (0xC1 begins no msgpack)
+
+The mac is keyed and covers the session, the place in it, and the pickle: a pickle is opened only if a holder
+of a key of the ring has made it for that place. Without a key nothing live is stored or opened.
+
+    place     =NAME a value or an item of a list    *ID a bundle    result  of any task    data TASK  rng
+              task NAME  program, proof: what fleet/programs.py keeps
 
 Not here: where keys come from (around/keys.py), what the parts are digested with (digest.py).
 """
@@ -22,13 +33,18 @@ from typing import Any, Final
 from blake3 import blake3
 
 from graflow_ckpt.checkpoint.model import Document, document_of
+from graflow_ckpt.checkpoint.values.codec import check_budget
+from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import (
     NOT_OPENED,
     CheckpointCorrupt,
     CheckpointError,
+    GraflowError,
+    TooLarge,
     UnknownKey,
     UnsafeCheckpoint,
 )
+from graflow_ckpt.core.facts import RESULT, Cell, Live
 from graflow_ckpt.stores.around.keys import Keyring, local_key_path, uses_local_key
 from graflow_ckpt.stores.files.mounts import TABLE, file_system, kind_at, mounted
 
@@ -158,6 +174,130 @@ def _seal_of(meta: Meta, secret: bytes) -> str:
 
 def _derived(secret: bytes, purpose: str) -> bytes:
     return blake3(secret, derive_key_context=purpose).digest()
+
+
+# --- cells -----------------------------------------------------------------------------
+
+LIVE: Final = b"\xc1"
+RESULT_PLACE: Final = "result"
+LIMIT: Final = 64 << 20
+"""What one value may take: every command that carries it holds the server up."""
+
+_OF_CLASSES: Final = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
+
+_CELLS: Final = "graflow_ckpt 2026 seal of values in their place in a shared store"
+
+
+def sealed_by(data: bytes) -> str:
+    """Return the id of the key that bytes claim to be sealed with; the beginning is enough."""
+    return data[2 : 2 + data[1]].decode(errors="replace") if data[:1] == LIVE and len(data) > 2 else ""
+
+
+class SealedCells:
+    """Cells of one session as bytes, and back."""
+
+    def __init__(self, session: str, keyring: Keyring | None, limit: int = LIMIT) -> None:
+        self._session = session.encode()
+        self._keyring = keyring
+        self._limit = limit
+        self._keys: dict[str, bytes] = {}
+
+    def pack(self, name: str, cell: Cell, place: str = "") -> bytes:
+        """Return the bytes of a cell; TooLarge if they are too many. No place: the value of that name."""
+        if isinstance(cell, bytes):
+            data = cell
+        else:
+            data = self.seal(live_bytes(cell.value, name), place or _place_of(name))
+        if len(data) > self._limit:
+            raise TooLarge(
+                f"{name} takes {_size(len(data))}; a value of this session may take {_size(self._limit)}.",
+                hint="Keep it in a file or an object store and pass its address on, or submit with a larger "
+                "value_limit (bytes).",
+                path=name,
+                size=len(data),
+                limit=self._limit,
+            )
+        if isinstance(cell, bytes):
+            check_budget(name, cell)
+        return data
+
+    def unpack(self, name: str, data: bytes, place: str = "") -> Cell:
+        """Return the cell of bytes; a pickle is opened only if its seal holds."""
+        if data[:1] != LIVE:
+            check_budget(f"{name} of session {self._session.decode()}", data)
+            return data
+        pickle = self.open(name, data, place or _place_of(name))
+        try:
+            return Live(load_live(pickle))
+        except _OF_CLASSES as error:
+            if isinstance(error, GraflowError):
+                raise
+            raise CheckpointError(
+                f"{name} of session {self._session.decode()} cannot be restored: {error!r}.",
+                hint="Its class has raised that when the value was put together again.",
+                path=name,
+            ) from error
+
+    def seal(self, pickle: bytes, place: str) -> bytes:
+        """Return a pickle with the proof of its maker."""
+        if self._keyring is None:
+            session = self._session.decode()
+            raise UnsafeCheckpoint(
+                f"Session {session} is to keep a pickle in Redis, and no key is set to seal it with.",
+                hint="Make one (graflow-ckpt key new) and set GRAFLOW_CKPT_KEY everywhere, or _KEY_FILE.",
+                session=session,
+            )
+        key_id, secret = self._keyring.signing
+        name = key_id.encode()
+        return b"%b%c%b%b%b" % (LIVE, len(name), name, self._mac(key_id, secret, place, pickle), pickle)
+
+    def open(self, name: str, data: bytes, place: str) -> bytes:
+        """Return the pickle behind a seal that holds."""
+        if data[:1] != LIVE:
+            raise UnsafeCheckpoint(
+                f"{name} of session {self._session.decode()} is not opened: it has no seal.",
+                hint="A program without the key has written it.",
+                session=self._session.decode(),
+            )
+        end = 2 + data[1] if len(data) > 2 else 2
+        key_id, mac, pickle = (
+            data[2:end].decode(errors="replace"),
+            data[end : end + MAC_SIZE],
+            data[end + MAC_SIZE :],
+        )
+        secret = self._keyring.secret(key_id) if self._keyring is not None else None
+        if secret is None:
+            raise UnknownKey(
+                f"{name} of session {self._session.decode()} is sealed with key {key_id}, which is not here.",
+                hint="Carry that key over: GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE.",
+                key_id=key_id,
+                session=self._session.decode(),
+            )
+        if not compare_digest(self._mac(key_id, secret, place, pickle), mac):
+            raise UnsafeCheckpoint(
+                f"{name} of session {self._session.decode()} is not opened: its seal does not hold.",
+                hint="A program without the key has written it, it was moved from elsewhere, or a version of "
+                "graflow-ckpt has made it that sealed no places.",
+                session=self._session.decode(),
+            )
+        return pickle
+
+    def _mac(self, key_id: str, secret: bytes, place: str, pickle: bytes) -> bytes:
+        key = self._keys.get(key_id)
+        if key is None:
+            key = self._keys[key_id] = _derived(secret, _CELLS)
+        where = place.encode(errors="surrogatepass")
+        head = b"%c%b%b%b" % (len(self._session), self._session, len(where).to_bytes(4, "big"), where)
+        return blake3(head + pickle, key=key).digest(MAC_SIZE)
+
+
+def _place_of(name: str) -> str:
+    # the packer of a result knows the key of its spec, not yet its name
+    return RESULT_PLACE if name.endswith(RESULT) else f"={name}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count} bytes"
 
 
 # --- where keys live --------------------------------------------------------------------

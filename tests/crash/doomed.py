@@ -26,10 +26,7 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import CheckpointManager, KeepLast
-from graflow_ckpt.checkpoint import archive
-from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.care.copying import Move
-from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.checkpoint.values.codec import encode
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore, Lease
@@ -47,8 +44,7 @@ from graflow_ckpt.stores.drivers.redis.driver import RedisDriver
 from graflow_ckpt.stores.drivers.sqlite.driver import SqliteDriver
 from graflow_ckpt.stores.drivers.sqlite.file import FileConnection
 from graflow_ckpt.stores.files.disk import Disk
-from tests.unit.checkpoint import trios
-from tests.unit.checkpoint.stocked import _program
+from tests.unit.checkpoint import stocked, trios
 
 ROOT = Path(__file__).parents[2]
 SESSION = "s"
@@ -73,12 +69,9 @@ def saved(store: CheckpointStore, name: str, sequence: int, lease: Lease | None 
     values = {"kept": _KEPT, "own": b"%d" % sequence * 70_000}
     values |= {f"piece{number}": b"%d" % sequence * _PIECE for number in range(4)}
     state = trios.state(SESSION, *(("put", called, encode(value), -1) for called, value in values.items()))
-    snapshot = capture(state)
-    snapshot.facts.update({"epoch": lease.epoch if lease is not None else 1, "steps": sequence})
-    meta = metadata_of(
-        snapshot, _program, path=f"{store.folder}/{name}.pkl", sequence=sequence, cause="policy", user=None
+    stocked.save(
+        store, SESSION, sequence, name=f"{name}.pkl", of=state, lease=lease, epoch=lease.epoch if lease else 1
     )
-    archive.save(store, trios.RING, lease, snapshot, _program, meta)
 
 
 # --- what they are told to do -----------------------------------------------------------------

@@ -420,7 +420,7 @@ _NESTED: Final = (2, 3, 4)  # extensions that hold packed values: tuples and set
 
 @cache
 def _flat() -> re.Pattern[bytes]:
-    """Return what holds no elements and has a short header. Possessive: no way back is kept."""
+    """Return what holds no elements and is short. Possessive: a run of millions keeps no way back."""
     texts = "|".join(rf"\x{0xA0 + size:x}.{{{size}}}" for size in range(32))
     return re.compile(
         rf"(?s:[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]|[\xca\xce\xd2].{{4}}|[\xcb\xcf\xd3].{{8}}"

@@ -1,4 +1,4 @@
-"""One server for the tests of this process that look at stores of both kinds."""
+"""The key of all of these tests, and one server for those that look at stores of both kinds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ import pytest
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from tests.servers import Server
+from tests.unit.checkpoint import trios
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
 
 
 @pytest.fixture(scope="session")

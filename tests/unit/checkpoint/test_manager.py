@@ -30,11 +30,6 @@ from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import save
 
 
-@pytest.fixture(autouse=True)
-def _key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Three cuts of session s and one of t."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.protocols import CheckpointStore, Lease
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.stores.around.keys import Keyring
@@ -47,6 +49,10 @@ def state(session: str = "s", *ops: Op) -> SessionState:
     return made
 
 
+_GRAPH = graph()
+_PROGRAM = Program(describe(_GRAPH, current_tasks(_GRAPH)), pack_code(_GRAPH), "prog.py", ("prog.py",), "w")
+
+
 def save(
     folder: Path,
     name: str = "x.pkl",
@@ -60,14 +66,18 @@ def save(
     ring: Keyring = RING,
     store: CheckpointStore | None = None,
     path: str = "",
+    lease: Lease | None = None,
     allowance: Allowance | None = None,
+    going: Callable[[str, bytes], Iterable[str]] = lambda path, meta: (),
+    facts: dict[str, Any] | None = None,
+    **more: Any,
 ) -> CheckpointMetadata:
-    """One trio of a session in a folder."""
+    """One trio of a session in a folder. `facts`, `more`: other control facts, and fields of its metadata."""
     snapshot = capture(of or state(session))
-    snapshot.facts["epoch"] = epoch
-    tasks = graph()
-    program = Program(describe(tasks, current_tasks(tasks)), pack_code(tasks), "prog.py", ("prog.py",), "w")
-    metadata = metadata_of(
-        snapshot, program, path=path or str(folder / name), sequence=sequence, cause=cause, user=user
-    )
-    return archive.save(store or LocalStore(folder), ring, None, snapshot, program, metadata, allowance)
+    snapshot.facts.update({"epoch": epoch, **(facts or {})})
+    path = path or str(folder / name)
+    metadata = metadata_of(snapshot, _PROGRAM, path=path, sequence=sequence, cause=cause, user=user)
+    for field, value in more.items():
+        setattr(metadata, field, value)
+    place, along = store or LocalStore(folder), partial(going, path)
+    return archive.save(place, ring, lease, snapshot, _PROGRAM, metadata, allowance, along)

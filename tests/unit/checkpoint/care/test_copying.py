@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.checkpoint import archive, history, journal
-from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.care import copying
 from graflow_ckpt.checkpoint.care.copying import Copied, Diverged, Move, survey
 from graflow_ckpt.checkpoint.care.inventory import inventory
-from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.cli.care.journey import Luggage, travel
 from graflow_ckpt.core.errors import CheckpointError, JournalDamaged, SessionBusy, UnknownKey
 from graflow_ckpt.core.protocols import CheckpointStore
@@ -25,7 +23,6 @@ from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.unit.checkpoint import stocked, trios
-from tests.unit.checkpoint.stocked import _program
 
 OTHER = Keyring({"k2": b"2" * 32})
 
@@ -184,8 +181,7 @@ def test_the_journal_reaches_back_to_the_cut_before_the_newest(
     stocked.save(origin, "s", 1)  # of transition 1
     later = trios.state("s", ("put", "x", b"\x03", -1), ("put", "x", b"\x04", -1))
     later.sequence = 3
-    trios.save(tmp := Path(origin.folder), "session_s_step_4_17-2.pkl", sequence=2, of=later, store=origin)
-    assert tmp.is_dir()
+    stocked.save(origin, "s", 2, name="session_s_step_4_17-2.pkl", of=later)
 
     states(move(origin, target))
     assert replayed(target) == [4, 5]
@@ -241,7 +237,7 @@ def test_a_cut_that_is_made_while_the_journal_is_read_comes_with_the_same_copy(
         if args[0] is origin and len(metas(origin)) == 1:
             later = trios.state("s", ("put", "x", b"\x03", -1))
             later.sequence = 3
-            trios.save(Path(origin.folder), "session_s_step_4_17-2.pkl", sequence=2, of=later, store=origin)
+            stocked.save(origin, "s", 2, of=later)
             origin.drop_segments("s", 3)
             append(origin, 4, after=3)
         return real(*args)
@@ -265,8 +261,7 @@ def cuts_and_prunes(origin: LocalStore, times: int) -> Callable[[Copied], None]:
         for sequence in (number, number + 1):
             later = trios.state("s", *[("put", "x", bytes([n]), -1) for n in range(2, sequence + 1)])
             later.sequence = sequence
-            name = f"session_s_step_{sequence}_17-{sequence}.pkl"
-            trios.save(Path(origin.folder), name, sequence=sequence, of=later, store=origin)
+            stocked.save(origin, "s", sequence, of=later)
         origin.drop_segments("s", number + 1)
         append(origin, number + 2, after=number + 1)
 
@@ -504,12 +499,10 @@ class Session:
         self.sequence += 1
         state = trios.state()
         state.sequence = self.transition
-        snapshot = capture(state)
-        snapshot.facts["epoch"] = self.lease.epoch
-        path = f"{self.store.folder}/session_s_step_1_17-{self.sequence}.pkl"
-        meta = metadata_of(snapshot, _program, path=path, sequence=self.sequence, cause="policy", user=None)
-        meta.rewinds = list(self.rewinds) or None
-        archive.save(self.store, trios.RING, self.lease, snapshot, _program, meta)
+        stocked.save(
+            self.store, "s", self.sequence, of=state, lease=self.lease, epoch=self.lease.epoch,
+            rewinds=list(self.rewinds) or None,
+        )  # fmt: skip
         before = self.cuts[-1][1] if self.cuts else 0
         self.cuts.append((self.sequence, self.transition))
         if self.after != self.transition:  # else nothing was appended since it was opened

@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graflow_ckpt.checkpoint import archive
-from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.care.inventory import (
     Inventory,
     audit,
@@ -25,7 +23,6 @@ from graflow_ckpt.checkpoint.care.inventory import (
     seconds,
 )
 from graflow_ckpt.checkpoint.retention import Cut
-from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.checkpoint.values.codec import encode
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.around.retrying import Retrying
@@ -34,16 +31,11 @@ from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.head import new_mark
 from tests import things
-from tests.unit.checkpoint import stocked, trios
+from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.care.test_copying import append
 from tests.unit.checkpoint.stocked import line, save
 
 META = {"session_id": "s", "epoch": 1, "sequence": 2}
-
-
-@pytest.fixture(autouse=True)
-def _key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
 
 
 def cut(**more: Any) -> Cut | None:
@@ -228,8 +220,8 @@ def kinds(store: CheckpointStore) -> list[tuple[str, str]]:
 
 
 def test_a_store_that_is_as_it_should_be_has_no_orphans(store: LocalStore) -> None:
-    stocked.line(store, "s", 3)
-    stocked.save(store, "s", 4, name="best.pkl")
+    line(store, "s", 3)
+    save(store, "s", 4, name="best.pkl")
     append(store, 2, 3, after=1)
 
     found = audit(store)
@@ -239,7 +231,7 @@ def test_a_store_that_is_as_it_should_be_has_no_orphans(store: LocalStore) -> No
 
 
 def test_parts_without_their_meta_are_found(store: LocalStore, folder: Path) -> None:
-    made = stocked.line(store, "s", 2)
+    made = line(store, "s", 2)
     os.unlink(made[0].path.replace(".pkl", ".meta.json"))
 
     assert kinds(store) == [("part", "s"), ("part", "s")]
@@ -247,7 +239,7 @@ def test_parts_without_their_meta_are_found(store: LocalStore, folder: Path) -> 
 
 
 def test_checkpoints_that_lack_a_part_or_are_cut_short_are_found(store: LocalStore) -> None:
-    made = stocked.line(store, "s", 3)
+    made = line(store, "s", 3)
     os.unlink(made[0].path)
     Path(made[1].path).write_bytes(b"short")
     Path(made[2].path.replace(".pkl", ".meta.json")).write_bytes(b"{")
@@ -262,7 +254,7 @@ def test_checkpoints_that_lack_a_part_or_are_cut_short_are_found(store: LocalSto
 def test_what_a_dead_save_has_left_is_found_and_what_a_live_one_writes_is_not(
     store: LocalStore, folder: Path
 ) -> None:
-    (made,) = stocked.line(store, "s", 1)
+    (made,) = line(store, "s", 1)
     base = made.path.removesuffix(".pkl")
     Path(f"{base}.abc.pkl.tmp").write_bytes(b"staged")
 
@@ -275,9 +267,7 @@ def test_what_a_dead_save_has_left_is_found_and_what_a_live_one_writes_is_not(
 
 
 def test_a_committed_checkpoint_under_its_staged_names_is_none(store: LocalStore) -> None:
-    import json
-
-    (made,) = stocked.line(store, "s", 1)
+    (made,) = line(store, "s", 1)
     base = made.path.removesuffix(".pkl")
     stage = json.loads(Path(f"{base}.meta.json").read_bytes())["stage"]
     os.rename(made.path, f"{base}.{stage}.pkl.tmp")
@@ -286,7 +276,7 @@ def test_a_committed_checkpoint_under_its_staged_names_is_none(store: LocalStore
 
 
 def test_journals_of_no_session_and_foreign_files_are_found(store: LocalStore, folder: Path) -> None:
-    stocked.line(store, "t", 1)
+    line(store, "t", 1)
     append(store, 2, after=1)
     Path(folder, "notes.txt").write_text("mine")
 
@@ -297,8 +287,8 @@ def test_journals_of_no_session_and_foreign_files_are_found(store: LocalStore, f
 def test_a_database_is_looked_into(tmp_path: Path) -> None:
     store = SqliteStore(f"sqlite:///{tmp_path}/s.db")
     assert kinds(store) == []
-    stocked.line(store, "s", 3)
-    stocked.save(store, "t", 1)
+    line(store, "s", 3)
+    save(store, "t", 1)
     append(store, 2, after=1)
     assert kinds(store) == []
 
@@ -310,7 +300,7 @@ def test_a_database_is_looked_into(tmp_path: Path) -> None:
 
 def test_of_other_stores_it_says_that_it_has_not_looked_everywhere() -> None:
     inner = MemoryStore("memory://audited")
-    stocked.line(inner, "s", 1)
+    line(inner, "s", 1)
 
     found, beyond = audit(inner), audit(Retrying(inner))
 
@@ -321,11 +311,7 @@ def test_of_other_stores_it_says_that_it_has_not_looked_everywhere() -> None:
 
 def test_what_a_checkpoint_shares_is_missed(tmp_path: Path) -> None:
     store = SqliteStore(f"sqlite:///{tmp_path}/shared.db")
-    snapshot = capture(trios.state("s", ("put", "large", encode(b"x" * 100_000), -1)))
-    snapshot.facts["epoch"] = 1
-    path = f"{store.folder}/session_s_step_1_17-1.pkl"
-    meta = metadata_of(snapshot, stocked._program, path=path, sequence=1, cause="policy", user=None)
-    archive.save(store, trios.RING, None, snapshot, stocked._program, meta)
+    save(store, "s", 1, of=trios.state("s", ("put", "large", encode(b"x" * 100_000), -1)))
     assert audit(store).orphans == ()
     things.drop(store, things.keys_of_contents(store))
 

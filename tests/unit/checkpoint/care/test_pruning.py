@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +21,7 @@ from graflow_ckpt import CheckpointManager
 from graflow_ckpt.checkpoint import history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.care.inventory import inventory
-from graflow_ckpt.checkpoint.care.pruning import WAITS, Guard, PruningPlan, carry_out, plan, planned
+from graflow_ckpt.checkpoint.care.pruning import WAITS, Guard, PruningPlan, Sweeper, carry_out, plan, planned
 from graflow_ckpt.checkpoint.retention import (
     DEFAULT,
     FINISHED,
@@ -34,20 +35,16 @@ from graflow_ckpt.checkpoint.retention import (
     Retention,
     forked_from,
 )
-from graflow_ckpt.core.errors import CheckpointError, NoKey
+from graflow_ckpt.checkpoint.seals import seal
+from graflow_ckpt.core.errors import CheckpointError, GraphError, NoKey
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.files.store import LocalStore
-from tests.trios import put_meta
+from tests.trios import all_of, put_meta, writer
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import left, line, save
 from tests.unit.checkpoint.test_retention import retentions
-
-
-@pytest.fixture(autouse=True)
-def _key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
 
 
 def pruned(store: CheckpointStore, retention: Retention, **more: Any) -> dict[str, str]:
@@ -57,28 +54,20 @@ def pruned(store: CheckpointStore, retention: Retention, **more: Any) -> dict[st
     return {f"{cut.session}{cut.sequence}": reason for cut, reason in done.spared}
 
 
+def plan_of(store: CheckpointStore, retention: Retention) -> PruningPlan:
+    return plan(Guard(store, inventory(store), lambda: trios.RING), retention, 0.0)
+
+
 def damage(store: CheckpointStore, path: str, part: str = "pkl") -> None:
     """A meta whose digest of a part is another one's: sealed by somebody who has the key, and wrong."""
-    from graflow_ckpt.checkpoint.seals import seal
-
     raw = store.meta(path)
     meta = json.loads(raw)
     stage = meta["stage"]
-    parts = {name: _all(store, path, name, stage) for name in ("pkl", "state.json")}
+    parts = {name: all_of(store.open(path, name, stage)) for name in ("pkl", "state.json")}
     meta["parts"][part]["chunks"] = ["00" * 32 for _ in meta["parts"][part]["chunks"]]
     sealed = json.dumps(seal(meta, trios.RING)).encode()
-    writers = [(name, lambda sink, data=data: sink.write(data)) for name, data in parts.items()]
-    store.put(path, [*writers, ("meta.json", lambda sink: sink.write(sealed))], lease=None, stage=stage)
-
-
-def _all(store: CheckpointStore, path: str, part: str, stage: str) -> bytes:
-    source = store.open(path, part, stage)
-    buffer = bytearray(source.size)
-    at = 0
-    while count := source.readinto(memoryview(buffer)[at:]):
-        at += count
-    source.close()
-    return bytes(buffer)
+    writers = [(name, writer(data)) for name, data in {**parts, "meta.json": sealed}.items()]
+    store.put(path, writers, lease=None, stage=stage)
 
 
 # --- what goes -------------------------------------------------------------------------
@@ -308,16 +297,7 @@ def test_one_that_was_taken_after_the_plan_is_left_too(store: CheckpointStore) -
 
 def test_what_cannot_be_read_is_left_to_those_who_repair(store: CheckpointStore) -> None:
     line(store, "a", 2)
-    store.put(
-        f"{store.folder}/x",
-        [
-            ("pkl", lambda sink: None),
-            ("state.json", lambda sink: None),
-            ("meta.json", lambda s: s.write(b"{")),
-        ],
-        lease=None,
-        stage="x",
-    )
+    put_meta(store, "x", b"{")
 
     pruned(store, KeepLast(1))
 
@@ -351,7 +331,7 @@ def test_what_cannot_be_deleted_is_told_and_does_not_keep_the_rest(
     store: CheckpointStore, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = line(store, "a", 3)
-    what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(1), 0.0)
+    what = plan_of(store, KeepLast(1))
 
     with caplog.at_level(logging.WARNING):
         done = carry_out(Stubborn(store, made[0].path, error), what)  # type: ignore[arg-type]
@@ -365,7 +345,7 @@ def test_many_are_deleted_at_once_and_those_that_stay_are_told(
     store: CheckpointStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = line(store, "a", 12)
-    what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(1), 0.0)
+    what = plan_of(store, KeepLast(1))
 
     done = carry_out(Stubborn(store, made[4].path, PermissionError("no")), what)  # type: ignore[arg-type]
 
@@ -389,7 +369,7 @@ class Counted(Stubborn):
 def test_a_long_list_is_deleted_in_few_calls_and_those_who_watch_see_each(store: CheckpointStore) -> None:
     line(store, "a", 9)
     line(store, "b", 9)
-    what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(1), 0.0)
+    what = plan_of(store, KeepLast(1))
     asked, seen = Counted(store), list[str]()
 
     done = carry_out(asked, what, seen=lambda cut: seen.append(cut.path))  # type: ignore[arg-type]
@@ -401,7 +381,7 @@ def test_a_long_list_is_deleted_in_few_calls_and_those_who_watch_see_each(store:
 
 def test_what_somebody_else_has_deleted_meanwhile_is_not_counted(store: CheckpointStore) -> None:
     made = line(store, "a", 3)
-    what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(1), 0.0)
+    what = plan_of(store, KeepLast(1))
     store.delete(made[0].path)
 
     done = carry_out(store, what)
@@ -413,7 +393,7 @@ def test_the_oldest_go_first_so_that_a_pass_that_is_killed_has_only_begun(store:
     line(store, "b", 3)
     line(store, "a", 3)
 
-    what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(1), 0.0)
+    what = plan_of(store, KeepLast(1))
 
     assert [(cut.session, cut.sequence) for cut in what.cuts] == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
 
@@ -432,13 +412,13 @@ def test_a_session_that_has_gone_back_since_it_was_planned_loses_nothing(store: 
     """What it continues from is a checkpoint of its own, which was not planned for."""
     line(store, "a", 4)
     line(store, "b", 4)
-    what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(2), 0.0)
+    what = plan_of(store, KeepLast(2))
     save(store, "a", 5, epoch=2, rewinds=[[2, 1]])
 
     done = carry_out(store, what)
 
     assert (left(store), done.failed) == (["a3", "a4", "a5", "b3", "b4"], ())
-    what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(1), 0.0)
+    what = plan_of(store, KeepLast(1))
     carry_out(store, what, own="a")
     assert left(store) == ["a5", "b4"]
 
@@ -448,9 +428,8 @@ def test_a_session_that_has_gone_back_since_it_was_planned_loses_nothing(store: 
 
 @pytest.fixture(params=["memory://tenants-kept", "sqlite:///{}/kept.db"])
 def tenants(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[tuple[CheckpointStore, CheckpointStore]]:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
     address = str(request.param).format(tmp_path)
     yield open_store(f"tenant.acme+{address}"), open_store(f"tenant.beta+{address}")
     MemoryStore("memory://tenants-kept").forget()
@@ -479,6 +458,91 @@ def test_a_budget_is_of_one_tenant(tenants: tuple[CheckpointStore, CheckpointSto
 
     assert left(acme) == ["s2"]  # the newest good one of a session that can go on
     assert left(beta) == ["s1", "s2"]
+
+
+# --- the sweeper ------------------------------------------------------------------------
+
+
+class Watched(Sweeper):
+    """Tells when a pass is over; may be told to fail."""
+
+    def __init__(self, *args: Any, fails: int = 0, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.fails, self.over = fails, threading.Semaphore(0)
+
+    def sweep(self) -> Any:
+        try:
+            if self.fails:
+                self.fails -= 1
+                raise ConnectionResetError("the store is away")
+            return super().sweep()
+        finally:
+            self.over.release()
+
+
+def test_a_store_is_swept_at_once_and_again(store: CheckpointStore) -> None:
+    line(store, "s", 3)
+    with Watched(store.folder, KeepLast(1), every=0.001) as sweeper:
+        assert sweeper.over.acquire(timeout=30)
+        assert left(store) == ["s3"]
+        save(store, "s", 4)
+        while left(store) != ["s4"]:
+            assert sweeper.over.acquire(timeout=30)
+
+    assert not [t for t in threading.enumerate() if t.name == "graflow-ckpt sweeper"]
+
+
+def test_a_pass_that_fails_is_logged_and_the_next_one_comes(
+    store: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    line(store, "s", 3)
+    with caplog.at_level(logging.ERROR), Watched(store.folder, KeepLast(1), every=0.001, fails=2) as sweeper:
+        for _ in range(3):
+            assert sweeper.over.acquire(timeout=30)
+
+    assert caplog.text.count("the pass has failed") == 2
+    assert left(store) == ["s3"]
+
+
+def test_leaving_ends_a_pass_between_two_checkpoints(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line(store, "s", 5)
+    begun, go_on = threading.Event(), threading.Event()
+    delete = type(store).delete
+
+    def slowly(self: Any, path: str) -> bool:
+        begun.set()
+        assert go_on.wait(30)
+        return delete(self, path)
+
+    monkeypatch.setattr(type(store), "delete", slowly)
+    sweeper = Sweeper(store.folder, KeepLast(1)).__enter__()
+    assert begun.wait(30)
+    ending = threading.Thread(target=sweeper.__exit__, args=(None, None, None))
+    ending.start()
+    while not sweeper._end.is_set():
+        pass
+    go_on.set()
+    ending.join(30)
+
+    assert left(store) == ["s2", "s3", "s4", "s5"]
+
+
+def test_a_session_that_is_run_is_left_to_its_own_retention(store: CheckpointStore) -> None:
+    line(store, "s", 3)
+    lease = store.acquire("s")
+    try:
+        done = Sweeper(store.folder, KeepLast(1)).sweep()
+    finally:
+        lease.release()
+
+    assert (done.cuts, {why for _, why in done.spared}) == ((), {"busy"})
+
+
+def test_no_time_between_two_passes_is_refused(tmp_path: Any) -> None:
+    with pytest.raises(GraphError, match="needs time"):
+        Sweeper(tmp_path, every=0)
 
 
 # --- any store, any retention -----------------------------------------------------------

@@ -389,9 +389,8 @@ def test_a_wrapper_that_leaves_bytes_alone_reads_what_is_shared(tmp_path: Path) 
 
 @pytest.mark.parametrize("word", ["tenant.me", "retry", "encrypted+retry"])
 def test_behind_a_wrapper_that_changes_names_or_repeats_calls_nothing_is_shared(
-    tmp_path: Path, word: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, word: str
 ) -> None:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
     around = open_store(f"{word}+sqlite:///{tmp_path}/runs.db")
 
     save(around, B, x=[array(1), array(2)])

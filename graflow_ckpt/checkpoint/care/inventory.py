@@ -301,18 +301,14 @@ def _of_checkpoint(store: CheckpointStore, metas: Metas, path: str, raw: bytes) 
         yield _unreadable(metas, path, raw)
         return
     meta = parse(path, raw, f".{META}")
-    for part in PARTS:
-        if part == META:
-            continue
-        why = _lack(store, path, meta, part)
-        if not why:
-            continue
-        if not _is_still(store, path, raw):
-            return
-        yield Orphan("lacking", path, cut.size, cut.session, f"{part}: {why}")
-    for name in contents_in(raw):
-        if not _is_held(store, path, name, str(meta.get("stage", ""))) and _is_still(store, path, raw):
-            yield Orphan("lacking", path, cut.size, cut.session, f"content {name} is not there")
+    stage = str(meta.get("stage", ""))
+    whys = [f"{part}: {why}" for part in PARTS if part != META and (why := _lack(store, path, meta, part))]
+    whys += [
+        f"content {name} is not there" for name in contents_in(raw) if not _is_held(store, path, name, stage)
+    ]
+    if whys and _is_still(store, path, raw):
+        for why in whys:
+            yield Orphan("lacking", path, cut.size, cut.session, why)
 
 
 def _is_still(store: CheckpointStore, path: str, raw: bytes) -> bool:
@@ -323,13 +319,11 @@ def _is_still(store: CheckpointStore, path: str, raw: bytes) -> bool:
 
 
 def _is_held(store: CheckpointStore, path: str, name: str, stage: str) -> bool:
-    if store.contents is None:
-        return False
-    try:
-        store.contents.open(path, name, stage).close()
-    except CheckpointError:
-        return False
-    return True
+    with suppress(CheckpointError):
+        if store.contents is not None:
+            store.contents.open(path, name, stage).close()
+            return True
+    return False
 
 
 def _unreadable(metas: Metas, path: str, raw: bytes) -> Orphan:

@@ -241,7 +241,7 @@ class Reader:
         self.bodies = [self.body(task) for task in tasks]
         self._kept = [*tasks, *self.bodies, *(task.func for task in tasks if isinstance(task, Task))]
         self._tasks = frozenset(map(id, self._kept))
-        self._origin = Origins([*packages, *declaring(self._kept, self._inner)]).of
+        self._origin = origins([*packages, *declaring(self._kept, self._inner)])
 
     def body(self, task: object) -> object:
         """Return what a task runs: decorations that say where the function is are taken off."""
@@ -463,26 +463,20 @@ def _parts(member: object) -> tuple[object, ...]:
 # --- the owners of modules --------------------------------------------------------------
 
 
-class Origins:
-    """The owners of the modules that some tasks lead to: the user, or a package. `packages` are the user's.
+def origins(packages: Iterable[str]) -> Callable[[str], str]:
+    """Return what says who owns a module: OWN, QUIET, or the installed package that it belongs to.
 
-    A package that decorates the tasks at hand is the user's own wherever it is: one worker has it from
-    a checkout, another has it installed, and a third has another version of it.
+    `packages` are the user's. A package that decorates the tasks at hand is the user's own wherever it is:
+    one worker has it from a checkout, another has it installed, and a third has another version of it.
     """
+    owned = frozenset(packages)
 
-    def __init__(self, packages: Iterable[str]) -> None:
-        self._packages = frozenset(packages)
-        self._known: dict[str, str] = {}
+    @functools.cache
+    def of(name: str) -> str:
+        place = _place(name)
+        return OWN if place != QUIET and name.partition(".")[0] in owned else place
 
-    def of(self, name: str) -> str:
-        """Return OWN, QUIET, or the installed package that the module belongs to."""
-        known = self._known.get(name)
-        if known is None:
-            known = _place(name)
-            if known != QUIET and name.partition(".")[0] in self._packages:
-                known = OWN
-            self._known[name] = known
-        return known
+    return of
 
 
 def declaring(bodies: Iterable[object], inner: Callable[[object], object | None]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from graflow_ckpt.checkpoint.program.reader import OWN, QUIET, Origins, declaring, task_body
+from graflow_ckpt.checkpoint.program.reader import OWN, QUIET, declaring, origins, task_body
 from graflow_ckpt.checkpoint.values.code import COPY_LIMIT
 from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointError
@@ -141,14 +141,14 @@ def inside() -> Task:
 
 
 def test_the_standard_library_is_quiet_and_an_installed_package_has_its_name() -> None:
-    of = Origins(()).of
+    of = origins(())
 
     assert [of("json.decoder"), of("graflow_ckpt.core"), of("numpy.linalg")] == [QUIET, QUIET, "numpy"]
     assert [of(__name__), of("__main__"), of("made_by_exec")] == [OWN, OWN, OWN]
 
 
 def test_a_package_of_the_tasks_is_the_users_own_but_the_library_never_is() -> None:
-    of = Origins(["numpy", "json"]).of
+    of = origins(["numpy", "json"])
 
     assert [of("numpy.linalg"), of("json.decoder")] == [OWN, QUIET]
 

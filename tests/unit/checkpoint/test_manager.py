@@ -26,6 +26,7 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.files.store import LocalStore
+from tests.trios import owning
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import save
 
@@ -188,12 +189,9 @@ def test_one_that_was_written_anew_meanwhile_is_another_one(store: CheckpointSto
 
 def test_while_somebody_runs_the_session_it_is_his(store: CheckpointStore) -> None:
     found = kept(store, {"n": 1})
-    lease = store.acquire("s")
 
-    with pytest.raises(SessionBusy):
+    with owning(store), pytest.raises(SessionBusy):
         CheckpointManager.update_metadata(found, {"n": 2})
-
-    lease.release()
 
 
 def test_what_json_cannot_hold_and_what_is_damaged_is_not_written(tmp_path: Path) -> None:

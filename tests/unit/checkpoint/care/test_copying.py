@@ -22,6 +22,7 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.files.store import LocalStore
+from tests.trios import owning
 from tests.unit.checkpoint import stocked, trios
 
 OTHER = Keyring({"k2": b"2" * 32})
@@ -53,14 +54,13 @@ def metas(store: CheckpointStore) -> list[dict[str, Any]]:
 
 def append(store: CheckpointStore, *numbers: int, after: int, ring: Keyring = trios.RING) -> None:
     """Records of a journal, as an owner writes them."""
-    lease = store.acquire("s")
-    segment = store.journal(lease, after)
-    writer = journal.Writer(ring, "s", lease.epoch, after)
-    segment.append(writer.head)
-    for number in numbers:
-        segment.append(writer.frame(journal.pack(number, 0.0, [("put", "x", bytes([number]), 0)])))
-    segment.close()
-    lease.release()
+    with owning(store) as lease:
+        segment = store.journal(lease, after)
+        writer = journal.Writer(ring, "s", lease.epoch, after)
+        segment.append(writer.head)
+        for number in numbers:
+            segment.append(writer.frame(journal.pack(number, 0.0, [("put", "x", bytes([number]), 0)])))
+        segment.close()
 
 
 def replayed(store: CheckpointStore, ring: Keyring = OTHER) -> list[int]:
@@ -306,12 +306,9 @@ def test_the_other_way_round_brings_what_was_done_there(origin: LocalStore, targ
 
 def test_a_session_that_is_run_at_the_target_is_refused(origin: LocalStore, target: MemoryStore) -> None:
     stocked.line(origin, "s", 1)
-    lease = target.acquire("s")
 
-    with pytest.raises(SessionBusy):
+    with owning(target), pytest.raises(SessionBusy):
         move(origin, target).session("s")
-
-    lease.release()
 
 
 def test_what_was_gone_back_behind_stays_where_it_is(origin: LocalStore, target: MemoryStore) -> None:

@@ -31,6 +31,7 @@ from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.head import new_mark
 from tests import things
+from tests.trios import owning
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.care.test_copying import append
 from tests.unit.checkpoint.stocked import line, save
@@ -259,10 +260,9 @@ def test_what_a_dead_save_has_left_is_found_and_what_a_live_one_writes_is_not(
     Path(f"{base}.abc.pkl.tmp").write_bytes(b"staged")
 
     assert kinds(store) == [("staged", "s")]
-    lease = store.acquire("t")
-    Path(folder, "session_t_step_1_17-1.abc.pkl.tmp").write_bytes(b"staged")
-    assert kinds(store) == [("staged", "s")]
-    lease.release()
+    with owning(store, "t"):
+        Path(folder, "session_t_step_1_17-1.abc.pkl.tmp").write_bytes(b"staged")
+        assert kinds(store) == [("staged", "s")]
     assert kinds(store) == [("staged", "s"), ("staged", "t")]
 
 

@@ -41,7 +41,7 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.files.store import LocalStore
-from tests.trios import all_of, put_meta, writer
+from tests.trios import all_of, owning, put_meta, writer
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import left, line, save
 from tests.unit.checkpoint.test_retention import retentions
@@ -153,11 +153,10 @@ def test_checkpoints_under_other_names_count_with_their_session(store: Checkpoin
 
 def test_the_journal_goes_with_the_last_checkpoint(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    lease = store.acquire("a")
-    segment = store.journal(lease, 0)
-    segment.append(b"what was done")
-    segment.close()
-    lease.release()
+    with owning(store, "a") as lease:
+        segment = store.journal(lease, 0)
+        segment.append(b"what was done")
+        segment.close()
     line(store, "a", 2)
     assert pruned(store, KeepLast(1)) == {}
     assert [raw for _, _, raw in store.segments("a")] == [b"what was done"]
@@ -273,11 +272,10 @@ def test_what_another_session_was_forked_from_stays_while_that_is_there(store: C
 def test_a_session_that_somebody_runs_is_left_to_its_owner(store: CheckpointStore) -> None:
     line(store, "a", 3)
     line(store, "b", 3)
-    lease = store.acquire("a")
-    try:
+
+    with owning(store, "a"):
         assert pruned(store, KeepLast(1)) == {"a1": "busy", "a2": "busy"}
-    finally:
-        lease.release()
+
     assert left(store) == ["a1", "a2", "a3", "b3"]
 
 
@@ -285,11 +283,8 @@ def test_one_that_was_taken_after_the_plan_is_left_too(store: CheckpointStore) -
     line(store, "a", 3)
     guard = Guard(store, inventory(store), lambda: trios.RING)
     what = plan(guard, KeepLast(1), 0.0)
-    lease = store.acquire("a")
-    try:
+    with owning(store, "a"):
         done = carry_out(store, what)
-    finally:
-        lease.release()
 
     assert (done.cuts, len(done.failed)) == ((), 2)
     assert left(store) == ["a1", "a2", "a3"]
@@ -531,11 +526,8 @@ def test_leaving_ends_a_pass_between_two_checkpoints(
 
 def test_a_session_that_is_run_is_left_to_its_own_retention(store: CheckpointStore) -> None:
     line(store, "s", 3)
-    lease = store.acquire("s")
-    try:
+    with owning(store):
         done = Sweeper(store.folder, KeepLast(1)).sweep()
-    finally:
-        lease.release()
 
     assert (done.cuts, {why for _, why in done.spared}) == ((), {"busy"})
 

@@ -20,7 +20,7 @@ from graflow_ckpt.stores.around.tenant import Tenant
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.files.store import LocalStore
-from tests.trios import named, owning, path_of, writer
+from tests.trios import named, owning, path_of, put_meta, writer
 from tests.unit.checkpoint.trios import save
 
 OLD, NEW = Keyring({"old": b"o" * 32}), Keyring({"new": b"n" * 32, "old": b"o" * 32})
@@ -28,6 +28,13 @@ ALONE = Keyring({"new": b"n" * 32})
 ROOM = "memory://resealing"
 
 Open = Callable[[Keyring], CheckpointStore]
+
+
+@pytest.fixture
+def room() -> MemoryStore:
+    store = MemoryStore(ROOM)
+    store.forget()
+    return store
 
 
 @pytest.fixture(params=["local", "memory", "sqlite", "encrypted", "tenant"])
@@ -56,16 +63,8 @@ def filled(store: CheckpointStore, ring: Keyring = OLD, sessions: str = "ab") ->
 
 def _save(store: CheckpointStore, name: str, ring: Keyring, session: str, sequence: int) -> str:
     path = path_of(store, name)
-    folder, _, name = path.rpartition("/")
-    save(PathLike(folder), name, session=session, sequence=sequence, ring=ring, store=store)  # type: ignore[arg-type]
+    save(Path(), path=path, session=session, sequence=sequence, ring=ring, store=store)
     return path
-
-
-class PathLike(str):
-    """An address that is put together as a folder is."""
-
-    def __truediv__(self, name: str) -> str:
-        return f"{self}/{name}"
 
 
 def test_all_are_sealed_with_the_newest_key_and_nothing_else_changes(opened: Open) -> None:
@@ -124,10 +123,8 @@ def test_a_session_that_somebody_runs_is_left_alone(opened: Open) -> None:
     assert reseal(opened(NEW), NEW) == Resealed(4)
 
 
-def test_what_does_not_verify_stays_as_it_is() -> None:
-    store = MemoryStore(ROOM)
-    store.forget()
-    paths = filled(store, sessions="a")
+def test_what_does_not_verify_stays_as_it_is(room: MemoryStore) -> None:
+    store, paths = room, filled(room, sessions="a")
     changed = json.loads(store.meta(paths[1])) | {"steps": 99}
     foreign = Keyring({"foreign": b"f" * 32})
     meta = ("meta.json", writer(json.dumps(changed).encode()))
@@ -142,10 +139,10 @@ def test_what_does_not_verify_stays_as_it_is() -> None:
     assert json.loads(store.meta(paths[1]))["key_id"] == "old"
 
 
-def test_what_is_deleted_meanwhile_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore(ROOM)
-    store.forget()
-    paths = filled(store, sessions="a")
+def test_what_is_deleted_meanwhile_does_not_come_back(
+    room: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, paths = room, filled(room, sessions="a")
     putting = store.put
 
     def put(path: str, parts: list[tuple[str, PartWriter]], **given: object) -> None:
@@ -162,18 +159,16 @@ def test_what_is_deleted_meanwhile_does_not_come_back(monkeypatch: pytest.Monkey
     assert len(list(store.list())) == 3
 
 
-def test_it_counts_what_needs_each_key() -> None:
-    inner = MemoryStore(ROOM)
-    inner.forget()
-    store = Encrypted(inner, OLD)
+def test_it_counts_what_needs_each_key(room: MemoryStore) -> None:
+    store = Encrypted(room, OLD)
     filled(store, sessions="a")
-    both = Encrypted(inner, NEW)
+    both = Encrypted(room, NEW)
     _save(both, "session_b_step_1_1700000000-1.pkl", NEW, "b", 1)
     with owning(both, "b") as lease:
         segment = both.journal(lease, 1)
         segment.append(journal.Writer(OLD, "b", lease.epoch, 1, (AEAD,)).head)
         segment.close()
-    inner.put(f"{inner.folder}/plain", [("meta.json", writer(b"{}"))], lease=None, stage="x")
+    put_meta(room, "plain", b"{}")
 
     found = usage(both)
 
@@ -184,23 +179,21 @@ def test_it_counts_what_needs_each_key() -> None:
     assert found.ids == {"old", "new"}
 
 
-def test_a_journal_whose_key_is_not_here_is_counted_under_it() -> None:
-    inner = MemoryStore(ROOM)
-    inner.forget()
-    store = Encrypted(inner, OLD)
+def test_a_journal_whose_key_is_not_here_is_counted_under_it(room: MemoryStore) -> None:
+    store = Encrypted(room, OLD)
     filled(store, sessions="a")
     with owning(store, "a") as lease:
         store.journal(lease, 1).append(journal.Writer(OLD, "a", lease.epoch, 1, (AEAD,)).head)
-    reseal(Encrypted(inner, NEW), NEW)
+    reseal(Encrypted(room, NEW), NEW)
 
-    assert usage(Encrypted(inner, ALONE)).journals == {"old": 1}
+    assert usage(Encrypted(room, ALONE)).journals == {"old": 1}
 
 
-def test_what_is_encrypted_with_an_older_key_is_written_anew_also_if_its_seal_is_new() -> None:
-    inner = MemoryStore(ROOM)
-    inner.forget()
-    filled(Encrypted(inner, OLD), NEW, sessions="a")
-    store = Encrypted(inner, NEW)
+def test_what_is_encrypted_with_an_older_key_is_written_anew_also_if_its_seal_is_new(
+    room: MemoryStore,
+) -> None:
+    filled(Encrypted(room, OLD), NEW, sessions="a")
+    store = Encrypted(room, NEW)
 
     assert reseal(store, NEW) == Resealed(4)
 
@@ -208,13 +201,11 @@ def test_what_is_encrypted_with_an_older_key_is_written_anew_also_if_its_seal_is
     assert reseal(store, NEW) == Resealed(0)
 
 
-def test_who_watches_is_told_how_far_it_is() -> None:
-    store = MemoryStore(ROOM)
-    store.forget()
-    filled(store, sessions="a")
+def test_who_watches_is_told_how_far_it_is(room: MemoryStore) -> None:
+    filled(room, sessions="a")
     seen: list[tuple[int, int]] = []
 
-    reseal(store, NEW, lambda done, count: seen.append((done, count)))
+    reseal(room, NEW, lambda done, count: seen.append((done, count)))
 
     assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
 

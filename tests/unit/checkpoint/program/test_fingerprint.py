@@ -535,15 +535,6 @@ def test_a_package_that_decorates_tasks_is_followed_also_where_it_was_installed(
     assert installed(tmp_path / "3/site-packages", monkeypatch, 1, 9).digest != checkout.digest
 
 
-def test_a_decorated_task_has_the_fingerprint_of_its_function_and_sees_bound_arguments() -> None:
-    def run(x: int) -> int:
-        return x
-
-    assert fingerprint(Task("run", run)) == fingerprint(run)  # type: ignore[arg-type]
-    bound = [fingerprint(Task("run", run, arguments={"x": n})) for n in (1, 2)]  # type: ignore[arg-type]
-    assert bound[0].digest != bound[1].digest
-
-
 def test_many_tasks_get_what_each_would_get_alone() -> None:
     module = load(HELPERS)
     tasks = {name: module[name] for name in ("run", "deep", "later", "cached", "curried", "wrapped")}
@@ -765,12 +756,13 @@ def test_models_of_pydantic_have_a_fingerprint() -> None:
     assert {"block", "pydantic"} <= set(of(program).not_seen)
 
 
-def test_bound_arguments_of_the_tasks_of_a_graph_are_compared() -> None:
+def test_a_decorated_task_has_the_fingerprint_of_its_function_and_bound_arguments_are_compared() -> None:
     def run(**arguments: Any) -> Any: ...
 
     def print_of(**arguments: Any) -> Fingerprint:
         return fingerprints({"run": Task("run", run, arguments=arguments)})["run"]
 
+    assert print_of() == fingerprint(Task("run", run)) == fingerprint(run)  # type: ignore[arg-type]
     assert print_of(n=1, m=[1, {"a": (2,)}]) == print_of(m=[1, {"a": (2,)}], n=1)
     assert print_of(n=1) != print_of(n=2)
     assert print_of(n=[1]) != print_of(n=[2])

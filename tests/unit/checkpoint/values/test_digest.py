@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint.values.digest import CHUNK, Digest, DigestingSink, VerifyingSource
-from graflow_ckpt.checkpoint.values.pickles import dump, load
 from graflow_ckpt.core.errors import CheckpointCorrupt
 from graflow_ckpt.core.protocols import Buffer
 
@@ -199,21 +198,3 @@ def test_closing_closes_the_source() -> None:
     VerifyingSource(part, digest_of(b"a")).close()
 
     assert part.closed
-
-
-def test_a_pickle_goes_through_both() -> None:
-    weights = np.frombuffer(CONTENT[: 4 * CHUNK], "u1").copy()
-    value = {"weights": weights, "steps": [*range(100_000)], "raw": CONTENT}
-    out = io.BytesIO()
-
-    with DigestingSink(out) as sink:
-        dump(value, sink)
-        digest = sink.finish()
-    source = VerifyingSource(Part(out.getvalue()), digest)
-    back = load(source)
-    source.close()
-
-    assert digest == digest_of(out.getvalue())
-    assert np.array_equal(back["weights"], weights)
-    assert back["steps"] == value["steps"]
-    assert back["raw"] == CONTENT

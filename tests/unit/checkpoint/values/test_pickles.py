@@ -12,7 +12,6 @@ import logging
 import pathlib
 import pickle
 import re
-import subprocess
 import sys
 import threading
 import tracemalloc
@@ -173,23 +172,6 @@ def test_a_large_array_is_read_straight_into_its_place() -> None:
 
     assert part.largest > array.nbytes * 0.9
     assert peak < array.nbytes + BIG // 2
-
-
-def test_functions_and_classes_of_main_come_back_in_another_process() -> None:
-    program = """
-import sys
-from graflow_ckpt.checkpoint.values.pickles import live_bytes
-class Net:
-    def __call__(self, x): return x + offset
-offset = 40
-sys.stdout.buffer.write(live_bytes([Net(), lambda x: x * 2]))
-"""
-    data = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
-
-    net, double = load_live(data)
-
-    assert net(2) == 42
-    assert double(2) == 4
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,29 @@ def _of_another(path: str, other: str, session: str) -> UnsafeCheckpoint:
     )
 
 
+Bad = list[tuple[str, CheckpointError]]
+"""Paths of checkpoints, and why each is not good."""
+
+
+def good(store: Readable, keyring: Keyring, session: str, bad: Bad | None = None) -> Iterator[Found]:
+    """Yield those that verify, newest first; `bad` gets the others."""
+    for path, found in newest(store, keyring, session):
+        if isinstance(found, Found):
+            yield found
+        elif bad is not None:
+            bad.append((path, found))
+
+
+def newest_good(store: Readable, keyring: Keyring, session: str) -> Found | None:
+    """Return the newest one that verifies; None if the session has none at all, NoGoodCheckpoint if all are
+    bad."""
+    bad: Bad = []
+    found = next(good(store, keyring, session, bad), None)
+    if found is None and bad:
+        raise none_good(session, bad)
+    return found
+
+
 def order_of(raw: bytes, session: str | None = None) -> tuple[int, int]:
     """Return epoch and sequence as an unverified meta claims them: good for sorting only. What is damaged, or
     of another session than its name says, is looked at first, so that it is mentioned."""
@@ -90,7 +113,7 @@ def highest_sequence(store: Readable, session: str) -> int:
     return max((order_of(raw)[1] for _, raw in store.list(session)), default=0)
 
 
-def none_good(session: str, skipped: list[tuple[str, CheckpointError]]) -> NoGoodCheckpoint:
+def none_good(session: str, skipped: Bad) -> NoGoodCheckpoint:
     reasons = "; ".join(f"{path}: {error.message}" for path, error in skipped[:3])
     return NoGoodCheckpoint(
         f"Session {session} has {len(skipped)} checkpoints and none of them verifies: {reasons}",
@@ -164,13 +187,11 @@ def records(
 def newest_path(store: Readable, keyring: Keyring, session: str, beside: str = "") -> str | None:
     """Return the path of a session's newest good checkpoint other than `beside`."""
     with suppress(SchemaUnsupported):
-        for path, found in newest(store, keyring, session):
-            if isinstance(found, Found) and path != beside:
-                return path
+        return next((found.path for found in good(store, keyring, session) if found.path != beside), None)
     return None
 
 
-def newest_good(store: Readable, keyring: Keyring, path: str) -> str:
+def beside_damaged(store: Readable, keyring: Keyring, path: str) -> str:
     """Return what to say of a damaged checkpoint: the newest good one of its session."""
     own, meta = named(path), None
     with suppress(CheckpointError):

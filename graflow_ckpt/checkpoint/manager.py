@@ -73,7 +73,7 @@ class CheckpointManager:
         try:
             found, context = archive.load(place, keyring, checkpoint_path)
         except CheckpointCorrupt as error:
-            error.hint = f"{error.hint} {history.newest_good(place, keyring, checkpoint_path)}".strip()
+            error.hint = f"{error.hint} {history.beside_damaged(place, keyring, checkpoint_path)}".strip()
             raise
         return context.resumed(found, home_of(found.metadata.home) or place.url), found.metadata
 
@@ -103,14 +103,10 @@ class CheckpointManager:
     def get_latest(cls, session_id: str, *, store: str = "checkpoints") -> str:
         """Return the path of a session's newest good checkpoint."""
         place = open_store(store)
-        skipped = []
-        for path, found in history.newest(place, Keyring.for_store(place), session_id):
-            if isinstance(found, archive.Found):
-                return path
-            skipped.append((path, found))
-        if skipped:
-            raise history.none_good(session_id, skipped)
-        raise CheckpointNotFound(f"Session {session_id} has no checkpoint.", session=session_id)
+        found = history.newest_good(place, Keyring.for_store(place), session_id)
+        if found is None:
+            raise CheckpointNotFound(f"Session {session_id} has no checkpoint.", session=session_id)
+        return found.path
 
     @classmethod
     def cleanup_old_checkpoints(

@@ -181,7 +181,7 @@ def by_path(path: str) -> Place:
         # all of it: if it is bad, no other one may take its place
         found, _ = archive.check(place, keyring, path)
     except CheckpointError as error:
-        error.hint += history.newest_good(place, keyring, path)
+        error.hint += history.beside_damaged(place, keyring, path)
         raise
     home = home_of(str(found.meta.get("home", "")))
     store = _shown(home) if home else place.folder
@@ -206,13 +206,9 @@ def _shown(folder: str) -> str:
 def by_session(store: str, session: str) -> Place:
     """Return the newest good cut of a session."""
     place = open_store(store)
-    skipped: list[tuple[str, CheckpointError]] = []
-    for path, found in history.newest(place, Keyring.for_store(place), session):
-        if isinstance(found, Found):
-            return Place(store, session, found, named=False)
-        skipped.append((path, found))
-    if skipped:
-        raise history.none_good(session, skipped)
+    found = history.newest_good(place, Keyring.for_store(place), session)
+    if found is not None:
+        return Place(store, session, found, named=False)
     raise NoSession(
         f"Session {session} has no checkpoint in {store}.",
         hint="graflow-ckpt sessions lists those that have; --store names another place.",
@@ -225,9 +221,9 @@ def gone_on(place: Place) -> list[str]:
     store = place.kept_in
     sequence = int(place.found.meta["sequence"])
     later = [
-        path
-        for path, found in history.newest(store, Keyring.for_store(store), place.session)
-        if isinstance(found, Found) and int(found.meta["sequence"]) > sequence
+        found.path
+        for found in history.good(store, Keyring.for_store(store), place.session)
+        if int(found.meta["sequence"]) > sequence
     ]
     if later:
         return later

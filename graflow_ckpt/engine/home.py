@@ -483,11 +483,9 @@ class Home(CheckpointPlace):
 
     def stands_at(self, found: Found) -> bool:
         """Return True if the session has nothing after that cut: no later one, and no record."""
-        for _, newest in history.newest(self.store, self.keyring, self.session):
-            if isinstance(newest, Found):
-                if newest.meta["checkpoint_id"] != found.meta["checkpoint_id"]:
-                    return False
-                break
+        newest = next(history.good(self.store, self.keyring, self.session), None)
+        if newest is not None and newest.meta["checkpoint_id"] != found.meta["checkpoint_id"]:
+            return False
         after = int(found.facts["transition"])
         records = history.records(self.store, self.keyring, after, found, self.session, closed=True)
         try:

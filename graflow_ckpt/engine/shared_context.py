@@ -142,10 +142,10 @@ def _looked_for(found: Found, store: CheckpointStore) -> SharedPlace:
 def _newest_portable(store: CheckpointStore, session: str) -> str:
     """Return what to say of the cuts that have everything in them."""
     try:
-        for path, found in history.newest(store, Keyring.for_store(store), session):
-            if isinstance(found, Found) and found.facts.get("redis", {}).get("portable", True):
+        for found in history.good(store, Keyring.for_store(store), session):
+            if found.facts.get("redis", {}).get("portable", True):
                 return (
-                    f"The newest one that has them is {path} (step {found.facts['steps']}): "
+                    f"The newest one that has them is {found.path} (step {found.facts['steps']}): "
                     "ExecutionContext.rewind(path) brings the session back, fork(path) makes another of it."
                 )
     except errors.GraflowError as error:

@@ -293,8 +293,8 @@ class Move:
         if not payloads and not any(self.target.segments(session)):
             return 0  # else an empty segment: it voids what a former copy has brought
         if self.keys is None:
-            good = two_newest(self.target, self.ring, session)
-            after = int(good[0].facts["transition"]) if good else 0
+            newest = next(history.good(self.target, self.ring, session), None)
+            after = int(newest.facts["transition"]) if newest else 0
         segment = self.target.journal(lease, after)  # it voids what older owners have beyond
         try:
             ring = self.ring.around(self.target)
@@ -425,7 +425,7 @@ def tail(place: Readable, keys: Keyring, session: str) -> Tail:
     if not any(place.segments(session)):
         return 0, []
     for turn in range(_TURNS):
-        good = two_newest(place, keys, session)
+        good = list(islice(history.good(place, keys, session), 2))
         try:
             after, payloads = _after(place, keys, session, good[0] if good else None)
         except JournalDamaged:
@@ -441,11 +441,6 @@ def tail(place: Readable, keys: Keyring, session: str) -> Tail:
         ahead = after - earlier
         return (earlier, longer) if ahead >= 0 and longer[ahead:] == payloads else (after, payloads)
     raise AssertionError("not reached")
-
-
-def two_newest(place: Readable, keys: Keyring, session: str) -> list[Found]:
-    good = (found for _, found in history.newest(place, keys, session) if isinstance(found, Found))
-    return list(islice(good, 2))
 
 
 def _after(place: Readable, keys: Keyring, session: str, found: Found | None) -> tuple[int, list[bytes]]:

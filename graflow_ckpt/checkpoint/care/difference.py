@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.archive import Found
-from graflow_ckpt.checkpoint.history import newest
+from graflow_ckpt.checkpoint.history import Bad, good
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.seals import Keyring
 from graflow_ckpt.checkpoint.values import inert
@@ -271,14 +271,8 @@ def bisect(
     seen: Callable[[Verdict], None] = lambda verdict: None,
 ) -> Bisected:
     """Search; `everything`: look at all cuts, since right and wrong may take turns."""
-    good: list[Found] = []
-    damaged: list[tuple[str, CheckpointError]] = []
-    for path, found in newest(store, keyring, session):
-        if isinstance(found, Found):
-            good.append(found)
-        else:
-            damaged.append((path, found))
-    cuts, verdicts = good[::-1], dict[int, Verdict]()
+    damaged: Bad = []
+    cuts, verdicts = [*good(store, keyring, session, damaged)][::-1], dict[int, Verdict]()
 
     def is_bad(number: int) -> bool:
         if number not in verdicts:

@@ -21,6 +21,7 @@ from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.files.store import LocalStore
+from tests.trios import owning
 from tests.unit.checkpoint import stocked, trios
 from tests.unit.checkpoint.trios import RING
 from tests.unit.core.histories import Record, dump, histories, kept, run, transitions
@@ -113,12 +114,12 @@ def test_a_damaged_one_points_to_the_newest_good_one(store: LocalStore, tmp_path
     first, second = cut(store, 1), cut(store, 2)
     words = f"The newest good checkpoint of session s is {first}."
 
-    assert history.newest_good(store, RING, str(second)) == words
+    assert history.beside_damaged(store, RING, str(second)) == words
     second.with_suffix(".meta.json").write_text("[" * 100_000)
-    assert history.newest_good(store, RING, str(second)) == words  # by the name of the file
+    assert history.beside_damaged(store, RING, str(second)) == words  # by the name of the file
     nameless = Path(trios.save(tmp_path, "mine.pkl").path)
     nameless.with_suffix(".meta.json").write_text("[]")
-    assert history.newest_good(store, RING, str(nameless)).startswith("No other good checkpoint")
+    assert history.beside_damaged(store, RING, str(nameless)).startswith("No other good checkpoint")
 
 
 @pytest.mark.parametrize(
@@ -170,65 +171,57 @@ def opened(store: LocalStore, path: Path) -> tuple[Found, SessionState]:
 
 
 def test_records_after_the_cut_are_applied(store: LocalStore) -> None:
-    lease = store.acquire("s")
-    found, state = opened(store, cut(store, 1, lease.epoch))
-    assert state.sequence == 1
-    write(store, lease, 0, 1, 2)  # from before the cut on
-    write(store, lease, 2, 3)
-    lease.release()
+    with owning(store) as lease:
+        found, state = opened(store, cut(store, 1, lease.epoch))
+        assert state.sequence == 1
+        write(store, lease, 0, 1, 2)  # from before the cut on
+        write(store, lease, 2, 3)
 
     assert history.replay(store, RING, state, found, "s") == 2
     assert (state.sequence, state.values["x"][0]) == (3, b"\x03")
 
 
 def test_a_session_that_was_never_cut_is_replayed_from_its_beginning(store: LocalStore) -> None:
-    lease = store.acquire("s")
-    write(store, lease, 0, 1, 2)
-    lease.release()
+    with owning(store) as lease:
+        write(store, lease, 0, 1, 2)
     state = SessionState("s")
 
     assert history.replay(store, RING, state, None, "s") == 2
 
 
 def test_what_a_later_owner_did_not_have_is_void(store: LocalStore) -> None:
-    first = store.acquire("s")
-    found, state = opened(store, cut(store, 1, first.epoch))
-    write(store, first, 1, 2, 3, 4)
-    first.release()
-    second = store.acquire("s")
-    write(store, second, 2, 3)
-    second.release()
+    with owning(store) as first:
+        found, state = opened(store, cut(store, 1, first.epoch))
+        write(store, first, 1, 2, 3, 4)
+    with owning(store) as second:
+        write(store, second, 2, 3)
 
     assert history.replay(store, RING, state, found, "s") == 2
     assert state.sequence == 3
 
 
 def test_records_of_before_the_cuts_owner_are_left_alone(store: LocalStore) -> None:
-    first = store.acquire("s")
-    write(store, first, 1, 2, 3)
-    first.release()
-    second = store.acquire("s")
-    found, state = opened(store, cut(store, 1, second.epoch))
-    second.release()
+    with owning(store) as first:
+        write(store, first, 1, 2, 3)
+    with owning(store) as second:
+        found, state = opened(store, cut(store, 1, second.epoch))
 
     assert history.replay(store, RING, state, found, "s") == 0
 
 
 def test_a_record_that_is_missing_is_damage(store: LocalStore) -> None:
-    lease = store.acquire("s")
-    found, state = opened(store, cut(store, 1, lease.epoch))
-    write(store, lease, 2, 3)
-    lease.release()
+    with owning(store) as lease:
+        found, state = opened(store, cut(store, 1, lease.epoch))
+        write(store, lease, 2, 3)
 
     with pytest.raises(JournalDamaged, match="record 2 is missing"):
         history.replay(store, RING, state, found, "s")
 
 
 def test_a_closed_replay_opens_no_pickle(store: LocalStore) -> None:
-    lease = store.acquire("s")
-    found, state = opened(store, cut(store, 1, lease.epoch))
-    write(store, lease, 1, 2, live=True)
-    lease.release()
+    with owning(store) as lease:
+        found, state = opened(store, cut(store, 1, lease.epoch))
+        write(store, lease, 1, 2, live=True)
 
     assert history.replay(store, RING, state, found, "s", closed=True) == 1
     cell = state.values["x"][0]

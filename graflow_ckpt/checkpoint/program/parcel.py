@@ -45,8 +45,7 @@ from graflow_ckpt.checkpoint.program.program import (
     unpack_code,
 )
 from graflow_ckpt.checkpoint.program.reader import Reader, is_a
-from graflow_ckpt.checkpoint.values.code import by_value
-from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
+from graflow_ckpt.checkpoint.values.pickles import by_value, live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointCorrupt, SchemaUnsupported
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task

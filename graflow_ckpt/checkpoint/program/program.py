@@ -32,7 +32,7 @@ from typing import Any, Final, Literal, NamedTuple
 from graflow_ckpt.checkpoint.model import NOT_JSON, Document
 from graflow_ckpt.checkpoint.program.reader import Reader, Reading, digest_of
 from graflow_ckpt.checkpoint.values.codec import NotPlain, encode
-from graflow_ckpt.checkpoint.values.pickles import check_picklable, live_bytes, load_live
+from graflow_ckpt.checkpoint.values.pickles import check_picklable, live_bytes, load_live, whole
 from graflow_ckpt.core.errors import CheckpointError, NotStorable
 from graflow_ckpt.core.facts import Cell, Live
 from graflow_ckpt.core.graph import TaskGraph
@@ -333,8 +333,6 @@ def pack_code(graph: TaskGraph) -> bytes:
 
 def pack_whole_code(graph: TaskGraph) -> bytes:
     """Do the same for a reader that has nothing else; NotStorable names the task that cannot travel."""
-    from graflow_ckpt.checkpoint.values.code import whole  # which loads cloudpickle
-
     token = whole.set(True)
     try:
         return _pack(list(graph.nodes.values()), graph)

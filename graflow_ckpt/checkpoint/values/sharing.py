@@ -33,7 +33,7 @@ from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleT
 from typing import Any, Final  # Any: whatever the user put into the channel
 from uuid import UUID
 
-from graflow_ckpt.checkpoint.values.pickles import Memo, pickled_with
+from graflow_ckpt.checkpoint.values.pickles import Memo, by_copy, pickled_with, pickler
 
 _FIXED: Final = frozenset(
     {
@@ -119,10 +119,8 @@ def is_reference(value: Any) -> bool:
 
 
 def _is_found_again(value: Any) -> bool:
-    from graflow_ckpt.checkpoint.values.code import Pickler
-
     with suppress(Exception):  # its own code, which has been called for a pickle before
-        make = Pickler.dispatch_table.get(type(value))
+        make = pickler().dispatch_table.get(type(value))
         reduced = make(value) if make else value.__reduce_ex__(5)
         if isinstance(reduced, str):
             return True
@@ -145,9 +143,7 @@ _LEAF: Final = (len, ())  # nothing is loaded; a function that has a name, for c
 
 @cache
 def _walker() -> type[Any]:
-    from graflow_ckpt.checkpoint.values.code import Pickler, by_copy
-
-    class Walker(Pickler):
+    class Walker(pickler()):  # type: ignore[misc]  # cloudpickle has no types
         """Goes where a pickle goes, but for what no two values can share."""
 
         def reducer_override(self, obj: Any) -> Any:

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from graflow_ckpt.checkpoint.program.reader import OWN, QUIET, declaring, origins, task_body
-from graflow_ckpt.checkpoint.values.code import COPY_LIMIT
-from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
+from graflow_ckpt.checkpoint.values.pickles import COPY_LIMIT, live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.task import Task
 

@@ -51,8 +51,6 @@ class GraphError(GraflowError, ValueError):
 class UnknownTask(GraphError, KeyError):
     """A task was named that the graph does not have."""
 
-    __str__ = GraflowError.__str__
-
 
 class GraphChanged(GraphError):
     """The program differs from the checkpoint where results already exist. `.table` says where."""
@@ -71,8 +69,6 @@ class CheckpointError(GraflowError, ValueError):
 
 class CheckpointNotFound(CheckpointError, FileNotFoundError):
     """There is no checkpoint at that place."""
-
-    __str__ = GraflowError.__str__
 
 
 class CheckpointExpired(CheckpointNotFound):
@@ -211,8 +207,6 @@ class Interrupted(SystemExit):
 class PackageMissing(GraflowError, ImportError):
     """An optional package is not installed. `.extra` names what to install."""
 
-    __str__ = GraflowError.__str__
-
 
 def not_installed(missing: ImportError, cannot: str, extra: str) -> PackageMissing:
     """Return what to raise where an optional package is imported and is not there, or lacks a part."""
@@ -233,8 +227,6 @@ class BadAddress(ServerError, ValueError):
 
 class ServerGone(ServerError, ConnectionError):
     """Not reachable, not ready, or lost: what was asked last may have been done. Try again."""
-
-    __str__ = GraflowError.__str__
 
 
 class ServerRefuses(ServerError):
@@ -270,8 +262,6 @@ class RemoteError(TaskError):
 
 class TaskTimeout(TaskError, TimeoutError):
     """An attempt passed its deadline."""
-
-    __str__ = GraflowError.__str__
 
 
 class MaxCyclesExceeded(TaskError):

@@ -7,7 +7,7 @@ a `Route` per node with its ops ready made, so that a plain completion costs no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from graflow_ckpt.core.errors import GraphError, UnknownTask
@@ -30,6 +30,18 @@ class Copies(dict[str, Any]):
             raise KeyError(name)
         self.last = (name, self[family])
         return self.last[1]
+
+
+def reached(names: Iterable[str], onward: Callable[[str], Iterable[str]]) -> set[str]:
+    """Return these nodes, and all that `onward` leads to from them."""
+    seen: set[str] = set()
+    work = [*names]
+    while work:
+        name = work.pop()
+        if name not in seen:
+            seen.add(name)
+            work.extend(onward(name))
+    return seen
 
 
 class Route:
@@ -196,17 +208,8 @@ class TaskGraph:
             for head in filter(choice, tasks):
                 if head not in seen:
                     heads.append(head)
-                    self._mark(head, inside, seen)
+                    seen.update(reached([head], lambda n: inside.intersection(self.successors[n]) - seen))
         return heads
-
-    def _mark(self, name: str, within: frozenset[str], seen: set[str]) -> None:
-        """Add what `name` leads to."""
-        work = [name]
-        while work:
-            name = work.pop()
-            if name in within and name not in seen:
-                seen.add(name)
-                work.extend(self.successors[name])
 
     def as_bag(self) -> TaskGraph:
         """Make each task stand for any number of copies of it: `resize[0]`, `resize[1]` …"""
@@ -318,14 +321,7 @@ class TaskGraph:
 
     def _led_to(self, names: Iterable[str]) -> set[str]:
         """Return these nodes, and all that forward edges lead to from them."""
-        seen: set[str] = set()
-        work = [*names]
-        while work:
-            name = work.pop()
-            if name not in seen:
-                seen.add(name)
-                work.extend(self.routes[name].forward)
-        return seen
+        return reached(names, lambda name: self.routes[name].forward)
 
     def cut_off(self, route: Route, stop: frozenset[str], groups: bool) -> tuple[list[str], dict[str, int]]:
         """Return the nodes all of whose edges are cut, and those of which some are, with how many.
@@ -388,30 +384,19 @@ class TaskGraph:
         for source, target in sorted(loops):
             if source not in self.live or source == target:
                 continue
-            seen = {target}
-            stack = [name for name in self.starts if name != target]
-            while stack:
-                name = stack.pop()
-                if name == source:
-                    raise GraphError(
-                        f"The cycle through {target!r} and {source!r} has two entries.",
-                        hint=f"Let every way into it lead through {target!r}.",
-                        source=source,
-                        target=target,
-                    )
-                if name not in seen:
-                    seen.add(name)
-                    stack.extend(self.successors[name])
+            if source in self._beside(target):
+                raise GraphError(
+                    f"The cycle through {target!r} and {source!r} has two entries.",
+                    hint=f"Let every way into it lead through {target!r}.",
+                    source=source,
+                    target=target,
+                )
+
+    def _beside(self, target: str) -> set[str]:
+        """Return what the starts lead to without passing `target`."""
+        others = self.nodes.keys() - {target}
+        return reached(others & {*self.starts}, lambda name: others & {*self.successors[name]})
 
     def is_ancestor(self, name: str, of: str) -> bool:
         """Return True if forward edges lead from `name` to `of`."""
-        seen: set[str] = set()
-        stack = [name]
-        while stack:
-            name = stack.pop()
-            if name == of:
-                return True
-            if name not in seen:
-                seen.add(name)
-                stack.extend(self.routes[name].forward)
-        return False
+        return of in self._led_to((name,))

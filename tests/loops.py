@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from inspect import isfunction, signature
+from operator import or_, rshift
 from typing import Any
 
 from graflow_ckpt import CheckpointManager, Workflow, task, workflow
@@ -67,20 +69,27 @@ OF_TASKS = {
 }  # fmt: skip
 
 
-def chain(*bodies: Any, **given: Any) -> Workflow:
+def of(body: Any, name: str = "", **options: Any) -> Any:
+    """A task of a function, which gets the context that it has a first parameter `context` for.
+
+    Of a tuple: all of them, side by side.
+    """
+    if isinstance(body, tuple):
+        return reduce(or_, map(of, body))
+    if not isfunction(body):
+        return body
+    takes = next(iter(signature(body).parameters), "") == "context"
+    return task(id=name or body.__name__, inject_context=takes, **options)(body)
+
+
+def chain(*bodies: Any, make: Callable[..., Workflow] = workflow, **given: Any) -> Workflow:
     """A workflow of tasks, one after the other: of functions and tasks, and of functions by name.
 
-    What else is given are settings, and options of the last task. A body gets the context that it has a
-    first parameter `context` for.
+    What else is given are settings, and options of the last task.
     """
-    named = {name: given.pop(name) for name, value in [*given.items()] if isfunction(value)}
+    links = [("", body) for body in bodies]
+    links += [(name, given.pop(name)) for name, value in [*given.items()] if isfunction(value)]
     options = {name: given.pop(name) for name in OF_TASKS & given.keys()}
-    named = {getattr(body, "__name__", ""): body for body in bodies} | named
-    *_, last = named
-    whole: Any = None
-    for name, body in named.items():
-        if isfunction(body):
-            takes = next(iter(signature(body).parameters), "") == "context"
-            body = task(id=name, inject_context=takes, **(options if name == last else {}))(body)
-        whole = body if whole is None else whole >> body
-    return workflow(given.pop("workflow", "w"), **given).add(whole)
+    *before, (name, last) = links
+    whole = reduce(rshift, [*(of(body, name) for name, body in before), of(last, name, **options)])
+    return make(given.pop("workflow", "w"), **given).add(whole)

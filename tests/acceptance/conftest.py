@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import redis
 
-from graflow_ckpt import EveryN, task
+from graflow_ckpt import EveryN
 from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.stores.around.keys import new_key
 from tests.acceptance import fleet_line, fleets
 from tests.acceptance.command_line import COUNT, KILLED, checkpoints, program, run_count
 from tests.acceptance.places import LOG, WORLD, Make, in_redis
+from tests.loops import chain
 from tests.servers import Server
 
 
@@ -78,15 +79,13 @@ def killed() -> list[str]:
 @pytest.fixture
 def counted() -> list[str]:
     """Those of one that has counted to its end, without a program that could continue it."""
-    with in_memory("count", session_id="s", checkpoint=EveryN(2)) as flow:
 
-        @task(inject_context=True)
-        def count(context: Any, data: int = 0) -> int:
-            if data < 5:
-                context.next_iteration(data + 1)
-            return data
+    def count(context: Any, data: int = 0) -> int:
+        if data < 5:
+            context.next_iteration(data + 1)
+        return data
 
-        flow.execute()
+    chain(count, workflow="count", session_id="s", checkpoint=EveryN(2)).execute()
     return checkpoints("s")
 
 

@@ -309,6 +309,9 @@ NEVER_FULL = _fork("least", 2, ("a",), ("b",))
 FOUR = _fork("all", 0, ("a",), ("b",), ("c",), ("d",))
 FULL_EARLY = _fork("least", 1, ("a",), ("b", "c"))
 ONE_OF_TWO = _fork("least", 1, ("a",), ("b", "c", "d"))
+INNER_OF_ONE = _fork("least", 1, ("b",), name="inner")
+INNER_OF_TWO = _fork("least", 2, ("l",), ("r",), name="inner")
+TWO_OF_THREE = _fork("least", 2, ("p",), ("h", "t"), (INNER_OF_TWO,))
 BOTH_NEEDED = _fork("least", 2, ("a",), ("b", "c"))
 MADE = (Body("x", ops=(("live", "live", 1), ("set", "own", 2), ("mutate", "items", 3))),)
 NESTED = _fork("all", 0, ("a", _fork("best", 0, ("b",), ("c",), name="inner"), "d"), ("e",))
@@ -318,10 +321,28 @@ RARE = (
     _program("slxrjz", ("s", "l", "x", "j", "z"), ("s", "r", "j"), l={"visits": (("goto", "j"),)}),
     # a branch that goes back above the fork, while the other one has arrived at the join
     _program("slrj", ("s", "l", "j"), ("s", "r", "j"), r={"visits": (("goto", "s"),)}),
-    # a join of which every branch goes elsewhere
+    # likewise, three times, in a branch that is the first, and in a group
+    _program("slrj", ("s", "l", "j"), ("s", "r", "j"), l={"visits": (("goto", "s"),) * 3}),
+    _program("slrj", ("s", BOTH, "j"), r={"visits": (("goto", "s"),)}),
+    _program("slrj", ("s", BOTH, "j"), l={"visits": (("goto", "s"),) * 3}),
+    # a join of which every branch goes elsewhere, and one that is skipped so and runs later
     _program(
         "slrjza", ("s", "l", "j", "z"), ("s", "r", "j"),
         l={"visits": (("goto", "a"),)}, r={"visits": (("goto", "a"),)},
+    ),
+    _program(
+        "slrja", ("s", "l", "j"), ("s", "r", "j"), j={"max_cycles": 1},
+        l={"visits": (("goto", "a"),)}, r={"visits": (("goto", "a"),)},
+        a={"visits": (("plain",), ("also", "s", 0))},
+    ),
+    # a predecessor that has given a result in an earlier round, and is skipped in this one, or runs again
+    _program(
+        "scge", ("s", "c", "g", "e"),
+        c={"visits": (("plain",), ("goto", "e"))}, e={"reads": ("g",), "visits": (("goto", "s"),)},
+    ),
+    _program(
+        "le", ("l", "e"), ("l", "l"),
+        l={"reads": ("l",), "flaky": 1, "retries": 1, "visits": (("plain",), ("goto", "e"))},
     ),
     # a goto past a join that the other branch feeds: from one branch, from both, under another group
     _program("slrmj", ("s", BOTH, "m", "j"), l={"visits": (("goto", "j"),)}),
@@ -363,6 +384,12 @@ RARE = (
     # a group that can not get enough members any more, also when the program has been mended
     _program("sabz", ("s", NEVER_FULL, "z"), a={"broken": True}),
     _program("sabcz", ("s", FULL_EARLY, "z")),
+    # one inside a group that can do without it, and one whose lost members run again, and no other
+    _program("sbaoz", ("s", _fork("least", 1, (INNER_OF_ONE, "a"), ("o",)), "z"), b={"broken": True}),
+    *(
+        _program("sphtlrz", ("s", TWO_OF_THREE, "z"), **{name: {"broken": True} for name in broken})
+        for broken in ("hl", "pt", "phlr")
+    ),
     _program("sabcdez", ("s", NESTED, "z"), b={"broken": True, "retries": 1}),
     _program("sabz", ("s", "a", "z"), ("s", "b", "z"), a={"visits": (("cancel",),)}),
     # one that comes round too often, also when the program has been mended

@@ -21,7 +21,6 @@ from graflow_ckpt import (
     task,
     workflow,
 )
-from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.core.errors import GraflowError
 
 LOG: list[str] = []
@@ -49,9 +48,7 @@ def last() -> str:
 
 
 def machine(session_id: str | None = None) -> Workflow:
-    with workflow("machine", session_id) as flow:
-        flow.add(step, last)
-    return flow
+    return workflow("machine", session_id).add(step, last)
 
 
 def files_of(path: str) -> dict[str, Path]:
@@ -118,9 +115,8 @@ def session_in_redis(
 
 def machine_in_redis(client: redis.Redis, session: str = SESSION, **options: Any) -> ExecutionContext:
     """The state machine as such a session; a program that is started again calls this again."""
-    with in_memory("machine") as flow:
-        flow.add(step)
-    return session_in_redis(client, flow.graph, "step", session_id=session, **options)
+    graph = workflow("machine").add(step).graph
+    return session_in_redis(client, graph, "step", session_id=session, **options)
 
 
 class InRedis(Workflow):
@@ -173,7 +169,7 @@ def in_redis(client: redis.Redis) -> Make:
     """What makes workflows whose sessions are at that server."""
 
     def make(name: str, session_id: str | None = None, **options: Any) -> Workflow:
-        plain = in_memory(name, session_id, **options)
+        plain = workflow(name, session_id, **options)
         made = InRedis(name, session_id, plain._store or "checkpoints", replace(plain.settings))
         made.server = client
         return made

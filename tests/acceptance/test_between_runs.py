@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt import task, workflow
 from graflow_ckpt.core.facts import TaskSpec
+from tests.loops import chain, of, pair
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
 
@@ -35,33 +35,28 @@ def main(place: str, change: str, step: str) -> None:
         with log.open("a") as file:
             file.write(f"{name}\n")
 
-    with workflow("w", "s", durability="journal", max_parallel=1, store=f"{place}/checkpoints") as flow:
+    def a() -> None:
+        note("a")
 
-        @task
-        def a() -> None:
-            note("a")
+    def b() -> None:
+        note("b")
+        if step != "3":
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        @task
-        def b() -> None:
-            note("b")
-            if step != "3":
-                os.kill(os.getpid(), signal.SIGKILL)
+    def extra(data: object = None) -> None:
+        note("extra")
 
-        @task
-        def extra(data: object = None) -> None:
-            note("extra")
-
-        _ = a >> b
-        flow.add(extra)
-        if step == "2":
-            CHANGES[change](flow.execution_context)
-        flow.execute("a")
+    flow = chain(a, b, session_id="s", durability="journal", max_parallel=1, store=f"{place}/checkpoints")
+    flow.add(of(extra))
+    if step == "2":
+        CHANGES[change](flow.execution_context)
+    flow.execute("a")
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_changed_between_runs_survives_a_kill(tmp_path: Path, change: str) -> None:
     def run(step: int) -> int:
-        command = [sys.executable, __file__, str(tmp_path), change, str(step)]
+        command = [sys.executable, "-m", __name__, str(tmp_path), change, str(step)]
         return subprocess.run(command, cwd=Path(__file__).parents[2], timeout=60).returncode
 
     assert run(1) == -signal.SIGKILL
@@ -76,21 +71,12 @@ def test_what_is_changed_between_runs_survives_a_kill(tmp_path: Path, change: st
 
 def test_what_is_queued_between_two_runs_of_one_context_runs(tmp_path: Path) -> None:
     ran: list[str] = []
-    with workflow("w", "s", durability="journal", store=str(tmp_path)) as flow:
+    flow = pair(ran, durability="journal", store=str(tmp_path))
+    context = flow.execution_context
 
-        @task
-        def a() -> None:
-            ran.append("a")
-
-        @task
-        def b() -> None:
-            ran.append("b")
-
-        _ = a >> b
-        context = flow.execution_context
-        flow.execute(max_steps=1)
-        context.add_to_queue("a")
-        context.execute(max_steps=100)
+    flow.execute(max_steps=1)
+    context.add_to_queue("a")
+    context.execute(max_steps=100)
 
     assert ran == ["a", "b", "a", "b"]
 

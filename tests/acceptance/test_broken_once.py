@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, EveryTask, KeepLast, TaskSpec, Workflow, task, workflow
+from graflow_ckpt import CheckpointManager, EveryTask, KeepLast, TaskSpec, Workflow, workflow
 from graflow_ckpt.core.facts import Claim
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.attempt import Attempt
@@ -19,15 +19,10 @@ from graflow_ckpt.engine.task_context import TaskChannel
 from graflow_ckpt.sessions.memory import MemorySession
 from graflow_ckpt.stores import open_store
 from tests.acceptance.command_line import run
+from tests.acceptance.places import Box
+from tests.loops import chain, loop, of
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
-
-
-class Box:
-    """A live value."""
-
-    def __init__(self, what: Any) -> None:
-        self.what = what
 
 
 def killed_and_resumed(tmp_path: Path, body: str) -> str:
@@ -78,24 +73,21 @@ def test_a_forked_child_that_leaves_the_interpreter_cuts_nothing_off_the_journal
 def test_going_back_to_a_cut_is_no_crash(tmp_path: Path, on_interrupted: Any) -> None:
     attempts = []
 
-    with workflow("w", session_id="s", store=tmp_path, durability="journal") as flow:
+    def make(context) -> None:
+        context.channel.set("box", Box(0))
 
-        @task(inject_context=True)
-        def make(context) -> None:
-            context.channel.set("box", Box(0))
+    def fill(context) -> int:
+        attempts.append(0)
+        context.channel.get("box").items[0] += 1
+        if len(attempts) < 6:
+            raise ValueError("not yet")
+        return 7
 
-        @task(inject_context=True, max_retries=5, on_interrupted=on_interrupted)
-        def fill(context) -> int:
-            attempts.append(0)
-            context.channel.get("box").what += 1
-            if len(attempts) < 6:
-                raise ValueError("not yet")
-            return 7
+    last = of(fill, max_retries=5, on_interrupted=on_interrupted)
+    flow = chain(make, last, session_id="s", store=tmp_path, durability="journal")
 
-        make >> fill
-        assert flow.execute() == 7
-
-    assert flow.get_channel().get("box").what == 1
+    assert flow.execute() == 7
+    assert flow.get_channel().get("box").items == [1]
 
 
 def test_a_cut_that_is_kept_elsewhere_takes_nothing_off_the_journal(tmp_path: Path) -> None:
@@ -186,32 +178,28 @@ def test_a_crash_after_a_rewind_to_a_copy_goes_on_from_the_copy(tmp_path: Path) 
 
 @pytest.mark.parametrize("durability", ["none", "checkpoint", "journal"])
 def test_a_failed_attempt_leaves_no_trace_in_the_data_that_it_was_given(durability: Any) -> None:
-    with workflow("w", durability=durability) as flow:
+    def count(context, data=None) -> Any:
+        if data is None:
+            context.next_iteration(Box(0))
+            return None
+        data.items[0] += 1
+        if context.attempt == 1:
+            raise ValueError("not yet")
+        return data.items
 
-        @task(inject_context=True, max_retries=1)
-        def count(context, data=None) -> Any:
-            if data is None:
-                context.next_iteration(Box(0))
-                return None
-            data.what += 1
-            if context.attempt == 1:
-                raise ValueError("not yet")
-            return data.what
-
-        assert flow.execute() == 1
+    assert chain(count, max_retries=1, durability=durability).execute() == [1]
 
 
 def test_a_spec_that_is_queued_by_its_caller_brings_its_data(tmp_path: Path) -> None:
-    with workflow("w", session_id="s", store=tmp_path) as flow:
+    def double(data=None) -> Any:
+        return {"x": 2 * data["x"]}
 
-        @task
-        def double(data=None) -> Any:
-            return {"x": 2 * data["x"]}
+    flow = chain(double, session_id="s", store=tmp_path)
+    queue = flow.execution_context.task_queue
+    flow.execution_context.add_to_queue(TaskSpec("double", {"x": 21}))
 
-        queue = flow.execution_context.task_queue
-        flow.execution_context.add_to_queue(TaskSpec("double", {"x": 21}))
-        assert [spec.task_data for spec in queue.get_pending_task_specs()] == [{"x": 21}]
-        assert flow.execute() == {"x": 42}
+    assert [spec.task_data for spec in queue.get_pending_task_specs()] == [{"x": 21}]
+    assert flow.execute() == {"x": 42}
 
 
 def test_a_body_on_a_thread_sees_the_callers_context_variables() -> None:
@@ -219,19 +207,14 @@ def test_a_body_on_a_thread_sees_the_callers_context_variables() -> None:
     who.set("caller")
     seen = []
 
-    with workflow("w") as flow:
+    def a() -> None:
+        seen.append(who.get())
+        who.set("a")
 
-        @task
-        def a() -> None:
-            seen.append(who.get())
-            who.set("a")
+    def b() -> None:
+        seen.append(who.get())
 
-        @task
-        def b() -> None:
-            seen.append(who.get())
-
-        flow.add(a, b)
-        flow.execute()
+    workflow("w").add(of(a), of(b)).execute()
 
     assert seen == ["caller", "caller"]
     assert who.get() == "caller"
@@ -240,16 +223,13 @@ def test_a_body_on_a_thread_sees_the_callers_context_variables() -> None:
 def test_a_task_that_is_its_own_loop_is_a_start() -> None:
     rounds = []
 
-    with workflow("w") as flow:
+    def again(context) -> None:
+        rounds.append(context.cycle)
+        if len(rounds) == 3:
+            context.terminate_workflow("enough")
 
-        @task(inject_context=True)
-        def loop(context) -> None:
-            rounds.append(context.cycle)
-            if len(rounds) == 3:
-                context.terminate_workflow("enough")
-
-        loop >> loop
-        flow.execute()
+    own = of(again)
+    chain(own, own).execute()
 
     assert rounds == [0, 1, 2]
 
@@ -261,22 +241,21 @@ def test_a_failed_task_that_was_mended_draws_the_same_random_numbers(
 ) -> None:
     def drawn(session: str, fails: list[int]) -> Any:
         random.seed(1)
-        with workflow("w", session_id=session, store=tmp_path, durability=durability) as flow:
 
-            @task(inject_context=True, **options)
-            def draw(context) -> float:
-                number = random.random()
-                if context.cycle in fails:
-                    raise ValueError("to be mended")
-                context.channel.append("drawn", number)
-                if context.cycle < 3:
-                    context.next_iteration()
-                return number
+        def draw(context) -> float:
+            number = random.random()
+            if context.cycle in fails:
+                raise ValueError("to be mended")
+            context.channel.append("drawn", number)
+            if context.cycle < 3:
+                context.next_iteration()
+            return number
 
-            with suppress(ValueError):
-                flow.execute()
-            fails.clear()
+        flow = chain(draw, **options, session_id=session, store=tmp_path, durability=durability)
+        with suppress(ValueError):
             flow.execute()
+        fails.clear()
+        flow.execute()
         return flow.get_channel().get("drawn"), random.random()
 
     assert drawn("failed", [2]) == drawn("whole", [])
@@ -356,17 +335,13 @@ def test_a_join_that_waits_for_one_edge_less_does_not_stall(tmp_path: Path) -> N
 
 def counting(store: str, flaw: Path, ran: list[int]) -> Workflow:
     """Five rounds, each with a cut; the fourth one fails as long as the flaw is there."""
-    with workflow("w", session_id="s", checkpoint=EveryTask(), keep=KeepLast(10), store=store) as flow:
 
-        @task(inject_context=True)
-        def count(context) -> None:
-            if context.cycle == 3 and flaw.exists():
-                raise OSError("broken")
-            ran.append(context.cycle)
-            if context.cycle < 4:
-                context.next_iteration()
+    def count(context) -> None:
+        if context.cycle == 3 and flaw.exists():
+            raise OSError("broken")
+        ran.append(context.cycle)
 
-    return flow
+    return loop(5, count, checkpoint=EveryTask(), keep=KeepLast(10), store=store)
 
 
 def counted(store: str, flaw: Path) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, ExecutionContext, WorkflowEngine, task, workflow
+from graflow_ckpt import CheckpointManager, ExecutionContext, WorkflowEngine
 from graflow_ckpt.core.errors import (
     GraphError,
     MaxCyclesExceeded,
@@ -24,20 +24,18 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.engine.settings import Settings
 from tests.acceptance.command_line import graflow, program, python
 from tests.acceptance.places import LONG, Make, idle
+from tests.loops import chain, loop, of
 
 
 def test_max_cycles_fails_the_task_by_name(workflow: Make) -> None:
     runs = []
 
-    with workflow("w") as flow:
+    def loop(context) -> None:
+        runs.append(context.cycle)
+        context.next_iteration()
 
-        @task(inject_context=True, max_cycles=3)
-        def loop(context) -> None:
-            runs.append(context.cycle)
-            context.next_iteration()
-
-        with pytest.raises(MaxCyclesExceeded, match="'loop' was to run for the 4th time; max_cycles=3"):
-            flow.execute()
+    with pytest.raises(MaxCyclesExceeded, match="'loop' was to run for the 4th time; max_cycles=3"):
+        chain(loop, make=workflow, max_cycles=3).execute()
 
     assert runs == [0, 1, 2]
 
@@ -45,40 +43,27 @@ def test_max_cycles_fails_the_task_by_name(workflow: Make) -> None:
 def test_max_cycles_counts_beside_a_running_sibling_too(workflow: Make) -> None:
     done = threading.Event()
 
-    with workflow("w", observers=[lambda e: e.facts.get("outcome") == "failed" and done.set()]) as flow:
+    def loop(context) -> None:
+        context.next_iteration()
 
-        @task(inject_context=True, max_cycles=1)
-        def loop(context) -> None:
-            context.next_iteration()
+    def sibling() -> None:
+        assert done.wait(LONG)
 
-        @task
-        def sibling() -> None:
-            assert done.wait(LONG)
-
-        flow.add(loop, sibling)
-        with pytest.raises(MaxCyclesExceeded):
-            flow.execute()
+    flow = workflow("w", observers=[lambda e: e.facts.get("outcome") == "failed" and done.set()])
+    with pytest.raises(MaxCyclesExceeded):
+        flow.add(of(loop, max_cycles=1), of(sibling)).execute()
 
     assert flow.execution_context.completed_tasks == {"loop", "sibling"}
 
 
 def test_max_steps_stops_and_a_larger_one_goes_on_in_the_same_process(tmp_path: Path, workflow: Make) -> None:
-    runs = []
+    runs: list[int] = []
+    flow = loop(6, lambda context: runs.append(context.cycle), make=workflow, store=tmp_path)
 
-    with workflow("w", store=tmp_path) as flow:
-
-        @task(inject_context=True)
-        def loop(context) -> int:
-            runs.append(context.cycle)
-            if context.cycle < 5:
-                context.next_iteration()
-            return context.cycle
-
-        assert flow.execute(max_steps=2) == 1
+    for limit, result in ((2, 1), (4, 3)):
+        assert flow.execute(max_steps=limit) == result
         assert flow.execution_context.status == "stopped"
-        assert flow.execute(max_steps=4) == 3
-        assert flow.execution_context.status == "stopped"
-        assert flow.execute(max_steps=100) == 5
+    assert flow.execute(max_steps=100) == 5
 
     assert runs == [0, 1, 2, 3, 4, 5]
     assert flow.execution_context.status == "completed"
@@ -86,20 +71,17 @@ def test_max_steps_stops_and_a_larger_one_goes_on_in_the_same_process(tmp_path: 
 
 
 def test_groups_do_not_count_as_steps(tmp_path: Path, workflow: Make) -> None:
-    with workflow("w", store=tmp_path) as flow:
-        a, b, c = idle("a", "b", "c")
-        (a | b) >> c
-        flow.execute(max_steps=3)
+    a, b, c = idle("a", "b", "c")
+    flow = chain((a, b), c, make=workflow, store=tmp_path)
+    flow.execute(max_steps=3)
 
     assert flow.execution_context.status == "completed"
     assert flow.execution_context.steps == 3
 
 
 def test_max_steps_holds_while_members_run_in_parallel(tmp_path: Path, workflow: Make) -> None:
-    with workflow("w", store=tmp_path) as flow:
-        for number in range(5):
-            task(id=f"t{number}")(lambda: None)
-        flow.execute(max_steps=3)
+    flow = workflow("w", store=tmp_path).add(*idle(*"abcde"))
+    flow.execute(max_steps=3)
 
     assert flow.execution_context.steps == 3
     assert flow.execution_context.status == "stopped"
@@ -108,25 +90,20 @@ def test_max_steps_holds_while_members_run_in_parallel(tmp_path: Path, workflow:
 def test_terminate_finishes_what_runs_and_starts_nothing_more(workflow: Make) -> None:
     ran, ended = [], threading.Event()
 
-    with workflow("w", observers=[lambda e: e.kind == "task_ended" and ended.set()]) as flow:
+    def enough(context) -> str:
+        context.terminate_workflow("enough")
+        return "kept"
 
-        @task(inject_context=True)
-        def enough(context) -> str:
-            context.terminate_workflow("enough")
-            return "kept"
+    def sibling() -> None:
+        assert ended.wait(LONG)
+        ran.append("sibling")
 
-        @task
-        def sibling() -> None:
-            assert ended.wait(LONG)
-            ran.append("sibling")
+    def after() -> None:
+        ran.append("after")
 
-        @task
-        def after() -> None:
-            ran.append("after")
-
-        enough >> after
-        flow.add(sibling)
-        flow.execute()
+    seeing = [lambda e: e.kind == "task_ended" and ended.set()]
+    flow = chain(enough, after, make=workflow, observers=seeing).add(of(sibling))
+    flow.execute()
 
     assert ran == ["sibling"]
     assert flow.execution_context.get_result("enough") == "kept"
@@ -134,16 +111,14 @@ def test_terminate_finishes_what_runs_and_starts_nothing_more(workflow: Make) ->
 
 
 def test_cancel_commits_nothing_of_its_task_and_comes_out_as_workflow_cancelled(workflow: Make) -> None:
-    with workflow("w") as flow:
+    def stop(context) -> None:
+        context.get_channel().set("x", 1)
+        with suppress(BaseException):  # a body cannot swallow it
+            context.cancel_workflow("no more")
 
-        @task(inject_context=True)
-        def stop(context) -> None:
-            context.get_channel().set("x", 1)
-            with suppress(BaseException):  # a body cannot swallow it
-                context.cancel_workflow("no more")
-
-        with pytest.raises(WorkflowCancelled, match="no more"):
-            flow.execute()
+    flow = chain(stop, make=workflow)
+    with pytest.raises(WorkflowCancelled, match="no more"):
+        flow.execute()
 
     assert flow.get_channel().keys() == []
     assert flow.execution_context.status == "cancelled"
@@ -151,24 +126,18 @@ def test_cancel_commits_nothing_of_its_task_and_comes_out_as_workflow_cancelled(
 
 
 def test_a_gate_that_nobody_will_fill_is_stalled_not_completed(workflow: Make) -> None:
-    with workflow("w") as flow:
+    def again(context) -> None:
+        if context.cycle == 1:
+            context.next_task("end", goto=True)
 
-        @task(inject_context=True)
-        def a(context) -> None:
-            if context.cycle == 1:
-                context.next_task("end", goto=True)
+    def back(context) -> None:
+        context.next_task("a", goto=True)
 
-        b, join, end = idle("b", "join", "end")
-
-        @task(inject_context=True)
-        def c(context) -> None:
-            context.next_task("a", goto=True)
-
-        a >> b >> join
-        a >> c >> join
-        a >> end
-        with pytest.raises(Stalled, match="join") as stalled:
-            flow.execute()
+    a, c = of(again, "a"), of(back, "c")
+    b, join, end = idle("b", "join", "end")
+    flow = workflow("w").add(a >> b >> join, a >> c >> join, a >> end)
+    with pytest.raises(Stalled, match="join") as stalled:
+        flow.execute()
 
     assert stalled.value.gates == ["join"]
     assert flow.execution_context.status == "stalled"
@@ -211,18 +180,12 @@ def paid() -> list[str]:
 
 def flow_of(ran: list[str], name: str = "w", tasks: str = "ab", **options: Any) -> Any:
     """A chain of tasks of one letter, in session s."""
-    with workflow(name, "s", **options) as flow:
-        chain: Any = None
-        for letter in tasks:
 
-            def body(letter: str = letter) -> str:
-                ran.append(letter)
-                return letter
+    def body(context: Any) -> str:
+        ran.append(context.task_id)
+        return str(context.task_id)
 
-            made = task(id=letter)(body)
-            chain = made if chain is None else chain >> made
-        flow.add(chain)
-    return flow
+    return chain(*(of(body, letter) for letter in tasks), workflow=name, session_id="s", **options)
 
 
 # --- the rows --------------------------------------------------------------------------
@@ -448,33 +411,22 @@ def test_a_run_that_begins_again_is_recorded_before_its_first_task() -> None:
     flow_of([]).execute()
     seen: list[tuple[str, int | None]] = []
 
-    with workflow("w", "s", on_finished="again") as flow:
+    def look() -> None:
+        newest = max(CheckpointManager.list_checkpoints("s"), key=lambda m: (m.epoch, m.sequence))
+        seen.append((newest.status, newest.run))
 
-        @task(id="a")
-        def look() -> None:
-            newest = max(CheckpointManager.list_checkpoints("s"), key=lambda m: (m.epoch, m.sequence))
-            seen.append((newest.status, newest.run))
-
-        flow.add(look)
-        flow.execute()
+    chain(of(look, "a"), session_id="s", on_finished="again").execute()
 
     assert seen == [("running", 2)]
 
 
 def test_the_run_of_a_child_process_has_its_own_key() -> None:
-    keys: list[str] = []
+    def a(context) -> str:
+        return str(context.idempotency_key)
 
-    for _ in range(2):
-        with workflow("w", "s", on_finished="again") as flow:
+    flows = [chain(a, session_id="s", on_finished="again", isolation="process") for _ in range(2)]
 
-            @task(inject_context=True, isolation="process")
-            def a(context) -> str:
-                return str(context.idempotency_key)
-
-            flow.add(a)
-            keys.append(flow.execute())
-
-    assert keys == ["s/a/0", "s#2/a/0"]
+    assert [flow.execute() for flow in flows] == ["s/a/0", "s#2/a/0"]
 
 
 def test_two_graphs_of_one_name_without_a_task_in_common_are_told_apart() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,12 @@ from graflow_ckpt import (
     task,
     workflow,
 )
-from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.core.errors import CheckpointError, GraphError, GroupFailed, TooLarge, ValueTorn
-from graflow_ckpt.engine.settings import Durability
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.acceptance.command_line import graflow, program
 from tests.acceptance.places import LONG, Box, Make, idle
-from tests.loops import cuts, loop
+from tests.loops import chain, cuts, loop, of
 from tests.unit.stores.faults import FaultyDisk
 
 
@@ -59,34 +57,29 @@ def test_a_failed_member_of_a_best_effort_group_does_not_stop_it(workflow: Make)
 
 
 def test_a_member_that_only_read_a_live_value_does_not_stop_a_best_effort_group(workflow: Make) -> None:
-    with workflow("w") as flow:
-        flow.get_channel().set("model", Box(1))
+    def bad(context) -> int:
+        context.get_channel().get("model")
+        raise OSError
 
-        @task(inject_context=True)
-        def bad(context) -> int:
-            context.get_channel().get("model")
-            raise OSError
+    def good(context) -> int:
+        return context.get_channel().get("model").items[0]
 
-        @task(inject_context=True)
-        def good(context) -> int:
-            return context.get_channel().get("model").items[0]
+    parts = group(of(good) | of(bad), policy=BestEffort(), name="parts")
+    flow = chain(parts, after, make=workflow)
+    flow.get_channel().set("model", Box(1))
 
-        group(good | bad, policy=BestEffort(), name="parts") >> after
-        assert flow.execute() == {"good": 1}
+    assert flow.execute() == {"good": 1}
 
 
 def test_a_member_that_left_a_live_value_changed_stops_a_best_effort_group_by_name() -> None:
-    with workflow("w") as flow:
-        flow.get_channel().set("model", Box(1))
+    def bad(context) -> int:
+        context.get_channel().get("model").items = [2]
+        raise OSError("disk")
 
-        @task(inject_context=True)
-        def bad(context) -> int:
-            context.get_channel().get("model").items = [2]
-            raise OSError("disk")
-
-        group(good | bad, policy=BestEffort())
-        with pytest.raises(ValueTorn, match=r"'bad' failed.*'model'") as torn:
-            flow.execute()
+    flow = chain(group(good | of(bad), policy=BestEffort()))
+    flow.get_channel().set("model", Box(1))
+    with pytest.raises(ValueTorn, match=r"'bad' failed.*'model'") as torn:
+        flow.execute()
 
     assert isinstance(torn.value.__cause__, OSError)
 
@@ -114,115 +107,58 @@ def test_on_failure_continue_runs_what_does_not_depend_on_the_failed_task(workfl
 
 
 def test_on_failure_pause_lets_siblings_finish_and_starts_nothing_more(workflow: Make) -> None:
+    """The first failure is the one that comes out."""
     failed, ran = threading.Event(), []
 
-    with workflow("w", observers=[lambda e: e.kind == "task_ended" and failed.set()]) as flow:
+    def bad() -> int:
+        raise OSError("x")
 
-        @task
-        def bad() -> int:
-            raise OSError("x")
+    def slow() -> int:
+        assert failed.wait(LONG)
+        return 1
 
-        @task
-        def slow() -> int:
-            assert failed.wait(LONG)
-            return 1
+    def worse() -> None:
+        assert failed.wait(LONG)
+        raise LookupError("second")
 
-        @task
-        def after(slow: int) -> None:
-            ran.append("after")
+    def after(slow: int) -> None:
+        ran.append("after")
 
-        flow.add(bad)
-        slow >> after
-        with pytest.raises(OSError, match="x"):
-            flow.execute()
+    seeing = [lambda e: e.kind == "task_ended" and failed.set()]
+    flow = chain(slow, after, make=workflow, observers=seeing).add(of(bad), of(worse))
+    with pytest.raises(OSError, match="x"):
+        flow.execute()
 
     assert flow.execution_context.completed_tasks == {"slow"}
     assert ran == []
 
 
-def test_the_first_failure_is_the_one_that_comes_out(workflow: Make) -> None:
-    failed = threading.Event()
-
-    with workflow("w", observers=[lambda e: e.kind == "task_ended" and failed.set()]) as flow:
-
-        @task
-        def first() -> None:
-            raise OSError("first")
-
-        @task
-        def second() -> None:
-            assert failed.wait(LONG)
-            raise LookupError("second")
-
-        flow.add(first, second)
-        with pytest.raises(OSError, match="first"):
-            flow.execute()
-
-
 # --- a group that failed its session ----------------------------------------------------
 
 
-MEMBERS = ("start", "plain", "head", "tail", "left", "right")
-RAN: list[str] = []
-BROKEN: set[str] = set()
-
-
-def noted(name: str) -> str:
-    RAN.append(name)
-    if name in BROKEN:
-        raise RuntimeError(name)
-    return name
-
-
-def run_group(workflow: Make, broken: set[str], durability: Durability = "checkpoint") -> object:
+def test_a_group_fails_again_as_long_as_too_few_are_mended(workflow: Make) -> None:
     """Two of three members have to succeed; one of them is a chain, one a group of its own."""
-    RAN.clear()
-    BROKEN.clear()
-    BROKEN.update(broken)
+    ran, broken = list[str](), list[str]()
 
-    with workflow("w", session_id="s", durability=durability, max_parallel=1) as flow:
-        start, plain, head, tail, left, right, after = (
-            task(id=name)(partial(noted, name)) for name in (*MEMBERS, "after")
-        )
-        inner = group(left, right, policy=AtLeast(2))
-        start >> group(plain, head >> tail, inner, policy=AtLeast(2)) >> after
-        return flow.execute("start")
+    def noted(context) -> str:
+        ran.append(context.task_id)
+        if context.task_id in broken:
+            raise RuntimeError
+        return context.task_id
 
+    def run(*names: str) -> object:
+        broken[:] = names
+        tasks = ("start", "plain", "head", "tail", "left", "right", "after")
+        start, plain, head, tail, left, right, after = (of(noted, name) for name in tasks)
+        two = group(plain, head >> tail, group(left, right, policy=AtLeast(2)), policy=AtLeast(2))
+        return chain(start, two, after, make=workflow, session_id="s", max_parallel=1).execute()
 
-@pytest.mark.parametrize(
-    ("broken", "again"),
-    [
-        ({"head", "left"}, ["head", "left", "tail", "after"]),
-        ({"plain", "tail"}, ["plain", "tail", "after"]),
-        ({"plain", "head", "left", "right"}, ["plain", "head", "left", "right", "tail", "after"]),
-    ],
-)
-def test_its_lost_members_run_again_and_no_other(workflow: Make, broken: set[str], again: list[str]) -> None:
-    with pytest.raises(GroupFailed):
-        run_group(workflow, broken)
+    for names in (("plain", "head", "left"), ("plain", "head")):
+        with pytest.raises(GroupFailed):
+            run(*names)
 
-    assert run_group(workflow, set()) == "after"
-
-    assert sorted(RAN) == sorted(again)
-    assert RAN[-1] == "after"
-
-
-def test_it_fails_again_as_long_as_too_few_are_mended(workflow: Make) -> None:
-    with pytest.raises(GroupFailed):
-        run_group(workflow, {"plain", "head", "left"})
-    with pytest.raises(GroupFailed):
-        run_group(workflow, {"plain", "head"})
-
-    assert run_group(workflow, {"head"}) == "after"
-
-
-def test_a_journal_has_it_too() -> None:
-    with pytest.raises(GroupFailed):
-        run_group(in_memory, {"head", "left"}, "journal")
-
-    assert run_group(in_memory, set(), "journal") == "after"
-
-    assert sorted(RAN) == ["after", "head", "left", "tail"]
+    assert run("head") == "after"
+    assert ran[5:] == ["plain", "head", "left", "plain", "head", "after"]
 
 
 # --- saves that fail --------------------------------------------------------------------
@@ -289,44 +225,26 @@ def test_a_value_that_has_become_unpicklable_is_named_by_the_failed_save(
     monkeypatch.setenv("GRAFLOW_CKPT_CHECK", "0")  # which would notice earlier
     seen: list[Event] = []
 
-    with workflow("w", session_id="s", checkpoint=EveryTask(), observers=[seen.append]) as flow:
+    def make(context) -> None:
+        context.get_channel().set("box", Box())
 
-        @task(inject_context=True)
-        def make(context) -> None:
-            context.get_channel().set("box", Spoilt())
+    def spoil(context) -> None:
+        context.get_channel().get("box", readonly=True).lock = threading.Lock()
 
-        @task(inject_context=True)
-        def spoil(context) -> None:
-            context.get_channel().get("box", readonly=True).lock = threading.Lock()
-
-        make >> spoil
-        flow.execute()
+    chain(make, spoil, session_id="s", checkpoint=EveryTask(), observers=[seen.append]).execute()
 
     (failed, _) = [event for event in seen if event.kind == "checkpoint_failed"]
     assert "box" in failed.facts["error"]
     assert "lock" in failed.facts["error"]
 
 
-class Spoilt:
-    """A live value."""
+def test_a_session_says_why_its_last_save_failed_and_a_later_save_clears_that() -> None:
+    for asks, why in ((False, "No space left"), (True, "None")):
+        flow = loop(3, lambda context, asks=asks: asks and context.cycle == 0 and context.checkpoint())
+        on_a_bad_disk(flow, "rename")
 
-
-def test_a_session_says_why_its_last_save_failed(caplog: pytest.LogCaptureFixture) -> None:
-    flow = loop(3, lambda context: None)
-    on_a_bad_disk(flow, "rename")
-
-    assert flow.execute() == 2
-
-    assert "No space left" in str(flow.execution_context.last_save_error)
-
-
-def test_a_later_save_clears_it() -> None:
-    flow = loop(3, lambda context: context.checkpoint() if context.cycle == 0 else None)
-    on_a_bad_disk(flow, "rename")
-
-    assert flow.execute() == 2
-
-    assert flow.execution_context.last_save_error is None
+        assert flow.execute() == 2
+        assert why in str(flow.execution_context.last_save_error)
     assert cuts("end") == [3]
 
 
@@ -367,20 +285,15 @@ def test_a_run_whose_end_could_not_be_saved_has_a_status_of_its_own(durability: 
 
 def growing(sizes: list[int], store: str, fails: bool = False, **options: Any) -> ExecutionContext:
     """One step for each size, which is that of the session's one value after it."""
-    with workflow("w", session_id="s", checkpoint=EveryTask(), store=store, rng=False, **options) as flow:
 
-        @task(inject_context=True)
-        def grow(context) -> None:
-            context.get_channel().set("data", bytes(sizes[context.cycle]))
-            if context.cycle + 1 < len(sizes):
-                context.next_iteration()
-            elif fails:
-                raise OSError("broken")
+    def grow(context: Any) -> None:
+        context.get_channel().set("data", bytes(sizes[context.cycle]))
+        if fails and context.cycle + 1 == len(sizes):
+            raise OSError("broken")
 
-        try:
-            flow.execute()
-        except OSError:
-            assert fails
+    flow = loop(len(sizes), grow, checkpoint=EveryTask(), store=store, rng=False, **options)
+    with pytest.raises(OSError, match="broken") if fails else nullcontext():
+        flow.execute()
     return flow.execution_context
 
 

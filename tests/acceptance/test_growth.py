@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import graflow_ckpt
-from graflow_ckpt import Budget, CheckpointManager, ExecutionContext, KeepLast, task, workflow
+from graflow_ckpt import Budget, CheckpointManager, ExecutionContext, KeepLast
 from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, ResultForgotten, UnknownTask
 from graflow_ckpt.engine import cuts as engine_cuts
@@ -26,7 +26,7 @@ from graflow_ckpt.stores.drivers.objects.names import place_of
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.acceptance.command_line import KILLED, graflow, program
 from tests.acceptance.places import Make
-from tests.loops import LONG, cuts
+from tests.loops import LONG, chain, cuts, of
 from tests.loops import loop as loop_of
 from tests.servers import Server
 from tests.trios import all_of, contents_of, writer
@@ -48,19 +48,16 @@ def taken(folder: Path) -> int:
 def trained(place: str, steps: int) -> list[str]:
     """The paths of the checkpoints, one after each step."""
     paths = []
-    with workflow("train", "train", store=place, keep=KeepLast(100)) as flow:
-        flow.get_channel().set("model", {"frozen": np.ones((ROWS, 20)), "head": np.zeros(10), "log": []})
 
-        @task(inject_context=True)
-        def step(context):  # type: ignore[no-untyped-def]
-            model = context.get_channel().get("model")
-            model["head"] += 1
-            model["log"].append(context.cycle)
-            paths.append(context.checkpoint({"step": context.cycle}))
-            if context.cycle < steps - 1:
-                context.next_iteration()
+    def step(context) -> None:
+        model = context.get_channel().get("model")
+        model["head"] += 1
+        model["log"].append(context.cycle)
+        paths.append(context.checkpoint({"step": context.cycle}))
 
-        flow.execute()
+    flow = loop_of(steps, step, store=place, keep=KeepLast(100))
+    flow.get_channel().set("model", {"frozen": np.ones((ROWS, 20)), "head": np.zeros(10), "log": []})
+    flow.execute()
     return [pending.path for pending in paths]
 
 
@@ -89,7 +86,7 @@ def test_what_does_not_change_is_stored_once_and_goes_with_the_last_that_holds_i
     assert taken(folder) < 2.5 * ROWS * 20 * 8  # the array once; SQLite may have it in its log, too
     store = paths[0].rpartition("/")[0]
     CheckpointManager.cleanup_old_checkpoints(1, store=store)
-    left = CheckpointManager.list_checkpoints("train", store=store)
+    left = CheckpointManager.list_checkpoints("s", store=store)
     assert len(left) == 1
     assert graflow_ckpt.load(left[0].path).get_channel().get("model")["frozen"].sum() == ROWS * 20
     assert open_store(store).delete(left[0].path)
@@ -109,7 +106,7 @@ def test_in_a_bucket_a_session_stores_once_what_does_not_change(
         model = graflow_ckpt.load(path).get_channel().get("model")
         assert (model["head"][0], model["frozen"].sum()) == (number + 1, ROWS * 20)
     CheckpointManager.cleanup_old_checkpoints(1, store=objects_url)
-    (left,) = CheckpointManager.list_checkpoints("train", store=objects_url)
+    (left,) = CheckpointManager.list_checkpoints("s", store=objects_url)
     assert graflow_ckpt.load(left.path).get_channel().get("model")["frozen"].sum() == ROWS * 20
     assert open_store(objects_url).delete(left.path)
     assert list(bucket.list("data")) == []
@@ -150,105 +147,83 @@ def test_a_trio_of_a_folder_that_shared_is_refused_by_name(tmp_path: Path) -> No
 BIG = 200_000
 
 
+def extract() -> bytes:
+    return bytes(BIG)
+
+
 def test_a_result_that_was_forgotten_is_refused_by_name_and_its_task_stays_completed(workflow: Make) -> None:
-    with workflow("w") as flow:
+    def count(context, extract: bytes) -> int:
+        context.forget("extract")
+        return len(extract)
 
-        @task
-        def extract() -> bytes:
-            return bytes(BIG)
+    def late(context, count: int) -> str:
+        with pytest.raises(ResultForgotten, match="The result of 'extract' was asked for by 'late'"):
+            context.get_result("extract")
+        with pytest.raises(ResultForgotten):
+            context.get_channel().get("extract.__result__")
+        return f"{count} bytes"
 
-        @task(inject_context=True)
-        def count(context, extract: bytes) -> int:
-            context.forget("extract")
-            return len(extract)
+    flow = chain(extract, count, late, make=workflow)
 
-        @task(inject_context=True)
-        def late(context, count: int) -> str:
-            with pytest.raises(ResultForgotten, match="The result of 'extract' was asked for by 'late'"):
-                context.get_result("extract")
-            with pytest.raises(ResultForgotten):
-                context.get_channel().get("extract.__result__")
-            return f"{count} bytes"
-
-        extract >> count >> late
-        assert flow.execute() == "200000 bytes"
-
+    assert flow.execute() == "200000 bytes"
     assert flow.execution_context.completed_tasks == {"extract", "count", "late"}
 
 
 def test_a_task_that_fails_has_forgotten_nothing(workflow: Make) -> None:
     tries: list[int] = []
 
-    with workflow("w") as flow:
+    def count(context, extract: bytes) -> int:
+        context.forget("extract")
+        tries.append(len(extract))
+        if len(tries) == 1:
+            raise OSError("once")
+        return len(extract)
 
-        @task
-        def extract() -> int:
-            return 5
-
-        @task(inject_context=True, max_retries=1)
-        def count(context, extract: int) -> int:
-            context.forget("extract")
-            tries.append(extract)
-            if len(tries) == 1:
-                raise OSError("once")
-            return extract
-
-        extract >> count
-        assert flow.execute() == 5
-
-    assert tries == [5, 5]
+    assert chain(extract, count, make=workflow, max_retries=1).execute() == BIG
+    assert tries == [BIG, BIG]
 
 
 @pytest.mark.parametrize("durability", ["checkpoint", "journal"])
 def test_checkpoints_are_without_it_and_what_goes_on_from_them_does_not_have_it(
     tmp_path: Path, durability: str
 ) -> None:
-    def run(mended: bool) -> tuple[object, list[str]]:
-        with in_memory("w", "s", store=str(tmp_path), durability=durability) as flow:
+    def run(mended: bool) -> object:
+        def first(context) -> bytes:
+            context.checkpoint()
+            return bytes(BIG)
 
-            @task(inject_context=True)
-            def extract(context) -> bytes:
+        extracting = of(first, "extract")
+
+        def count(context, extract: bytes) -> int:
+            context.forget(extracting)
+            if durability == "checkpoint":
                 context.checkpoint()
-                return bytes(BIG)
+            return len(extract)
 
-            @task(inject_context=True)
-            def count(context, extract: bytes) -> int:
-                context.forget(extract_task)
-                if durability == "checkpoint":
-                    context.checkpoint()
-                return len(extract)
+        def late(context, count: int) -> int:
+            if not mended:
+                context.get_result("extract")
+            return count
 
-            extract_task = extract
-
-            @task(inject_context=True)
-            def late(context, count: int) -> int:
-                if not mended:
-                    context.get_result("extract")
-                return count
-
-            extract >> count >> late
-            return flow.execute(), [
-                m.path for m in CheckpointManager.list_checkpoints("s", store=str(tmp_path))
-            ]
+        return chain(
+            extracting, count, late, session_id="s", store=str(tmp_path), durability=durability
+        ).execute()
 
     with pytest.raises(ResultForgotten):
         run(mended=False)
-    result, paths = run(mended=True)
+    result = run(mended=True)
 
     assert result == BIG
-    sizes = [CheckpointManager.verify(path).size for path in paths]
+    sizes = [found.size for found in CheckpointManager.list_checkpoints("s", store=str(tmp_path))]
     assert sizes[0] < BIG < max(sizes)  # the newest first; one was taken while it was needed
 
 
 def test_only_tasks_of_the_graph_can_be_forgotten() -> None:
-    with in_memory("w") as flow:
+    def one(context) -> None:
+        context.forget("two")
 
-        @task(inject_context=True)
-        def one(context) -> None:
-            context.forget("two")
-
-        with pytest.raises(UnknownTask, match="'two'"):
-            flow.execute()
+    with pytest.raises(UnknownTask, match="'two'"):
+        chain(one).execute()
 
 
 # --- durable by default -----------------------------------------------------------------
@@ -373,21 +348,18 @@ def grow(context) -> None:
 
 
 def a_task_that_must_not_run_twice(request: pytest.FixtureRequest) -> None:
-    with workflow("w", "s", durability="auto") as flow:
-
-        @task(inject_context=True, on_interrupted="skip")
-        def pay(context) -> int:
-            grow(context)
-            saved.append(cuts("budget"))
-            if context.cycle < 3:
-                context.next_iteration()
-            return context.cycle
-
-        flow.add(pay)
-
     saved: list[list[int]] = []
-    assert flow.execute() == 3
 
+    def pay(context) -> int:
+        grow(context)
+        saved.append(cuts("budget"))
+        if context.cycle < 3:
+            context.next_iteration()
+        return context.cycle
+
+    flow = chain(pay, on_interrupted="skip", session_id="s", durability="auto")
+
+    assert flow.execute() == 3
     assert [steps[-1:] for steps in saved] == [[], [1], [2], [3]]
 
 
@@ -485,25 +457,21 @@ def test_without_the_checkpoint_that_closed_a_gap_the_session_stands_before_it()
 def test_a_checkpoint_that_waits_for_a_loan_holds_tasks_back_for_its_budget_alone() -> None:
     done = threading.Event()
     order: list[str] = []
-    with workflow("w", "s", max_parallel=2) as flow:
 
-        @task(inject_context=True)
-        def long(context):
-            held = context.get_channel().get("held", default=[object])
-            assert done.wait(LONG)
-            return len(held)
+    def long(context):
+        held = context.get_channel().get("held", default=[object])
+        assert done.wait(LONG)
+        return len(held)
 
-        @task(inject_context=True)
-        def quick(context):
-            grow(context)
-            order.append("quick")
-            if context.cycle < 3:
-                context.next_iteration()
-            else:
-                done.set()
+    def quick(context):
+        grow(context)
+        order.append("quick")
+        if context.cycle < 3:
+            context.next_iteration()
+        else:
+            done.set()
 
-        flow.add(long, quick)
-
+    flow = in_memory("w", "s", max_parallel=2).add(of(long), of(quick))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_cuts, "Budget", lambda: Budget(0.05, credit=0.2))
         flow.execute()

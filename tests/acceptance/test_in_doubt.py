@@ -7,6 +7,7 @@ import json
 import logging
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from graflow_ckpt.core.errors import (
     JournalFailed,
     SessionError,
 )
-from graflow_ckpt.core.events import Event
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle, RemoteError
 from graflow_ckpt.stores.around.keys import new_key
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.acceptance.command_line import graflow, run, started, written
 from tests.acceptance.elsewhere import Fleet, rob
+from tests.acceptance.places import Box, Seen, idle
+from tests.loops import chain
 from tests.servers import Server
 from tests.unit.stores.faults import FaultyDisk
 
@@ -76,6 +78,7 @@ print("result:", flow.execute())
 """
 
 KILLED = -signal.SIGKILL
+JOURNALED: dict[str, Any] = {"session_id": "s", "durability": "journal"}
 Go = Callable[..., str]
 
 
@@ -185,32 +188,18 @@ class TestRedis(Interrupted):
 
 def test_without_an_answer_the_error_has_the_tasks(program: Path) -> None:
     run(program, "ask", "second", status=KILLED)
+    second = task(id="second", on_interrupted="ask")(lambda first: 2)
 
-    with workflow("w", session_id="s", durability="journal", changed="reuse") as flow:
-
-        @task
-        def first() -> int:
-            raise AssertionError("has run before")
-
-        @task(inject_context=True, on_interrupted="ask")
-        def second(context, first) -> int:
-            return 2
-
-        first >> second >> task(id="third")(lambda second=None: f"after {second}")
-        with pytest.raises(InDoubt) as doubt:
-            flow.execute()
+    with pytest.raises(InDoubt) as doubt:
+        chain(*idle("first"), second, *idle("third"), **JOURNALED, changed="reuse").execute()
 
     assert doubt.value.tasks == ["second"]
+    assert runs() == ["first", "second"]
 
 
 def test_other_than_rerun_without_a_journal_is_refused_before_anything_runs() -> None:
-    with workflow("w") as flow:
-
-        @task(on_interrupted="skip")
-        def a() -> None: ...
-
-        with pytest.raises(GraphError, match=r"'a' has on_interrupted='skip'.*durability='journal'"):
-            flow.execute()
+    with pytest.raises(GraphError, match=r"'a' has on_interrupted='skip'.*durability='journal'"):
+        chain(task(id="a", on_interrupted="skip")(lambda: 1)).execute()
 
 
 def test_a_kill_of_a_stopped_process_loses_no_committed_step(program: Path) -> None:
@@ -233,34 +222,33 @@ def test_a_kill_of_a_stopped_process_loses_no_committed_step(program: Path) -> N
 # --- the journal itself ----------------------------------------------------------------
 
 
+def on_that(disk: FaultyDisk, turn: Any) -> Workflow:
+    """A session of this task, whose store is on that disk when it has begun."""
+    flow = chain(turn, **JOURNALED)
+    flow.execution_context.home._store = LocalStore("checkpoints", disk=disk)
+    return flow
+
+
 @pytest.mark.parametrize("call", ["write_at", "sync_data"])
 def test_a_journal_that_fails_stops_the_session_and_nothing_later_is_committed(call: str) -> None:
-    ran = []
+    ran: list[int] = []
     disk = FaultyDisk()
 
-    with workflow("w", session_id="s", durability="journal") as flow:
+    def turn(context) -> None:
+        ran.append(context.cycle)
+        context.get_channel().append("log", context.cycle)
+        if context.cycle == 2:
+            disk.arm(call, errno.EIO)
+        context.next_iteration()
 
-        @task(inject_context=True)
-        def turn(context) -> None:
-            ran.append(context.cycle)
-            context.get_channel().append("log", context.cycle)
-            if context.cycle == 2:
-                disk.arm(call, errno.EIO)
-            context.next_iteration()
-
-    flow.execution_context.home._store = LocalStore("checkpoints", disk=disk)
+    flow = on_that(disk, turn)
     with pytest.raises(JournalFailed, match="Input/output error"):
         flow.execute()
     assert ran == [0, 1, 2]
     with pytest.raises(JournalFailed):
         flow.execution_context.get_channel().set("later", 1)
 
-    with workflow("w", session_id="s", durability="journal", changed="reuse") as again:
-
-        @task(id="turn", inject_context=True)
-        def other(context) -> list[int]:
-            return context.get_channel().get("log")
-
+    again = chain(turn=lambda context: context.get_channel().get("log"), **JOURNALED, changed="reuse")
     assert again.execution_context.steps == 2
     assert again.execute() == [0, 1]
 
@@ -269,49 +257,38 @@ def test_a_cut_that_a_journal_waits_for_and_that_fails_stops_the_session() -> No
     disk = FaultyDisk()
     ran = []
 
-    with workflow("w", session_id="s", durability="journal") as flow:
+    def turn(context) -> None:
+        ran.append(context.cycle)
+        if context.cycle == 1:
+            disk.arm("rename", errno.ENOSPC)
+            context.get_channel().set("big", bytes(2_000_000))
+        context.next_iteration()
 
-        @task(inject_context=True)
-        def turn(context) -> None:
-            ran.append(context.cycle)
-            if context.cycle == 1:
-                disk.arm("rename", errno.ENOSPC)
-                context.get_channel().set("big", bytes(2_000_000))
-            context.next_iteration()
-
-    flow.execution_context.home._store = LocalStore("checkpoints", disk=disk)
     with pytest.raises(Exception, match="No space left"):
-        flow.execute()
+        on_that(disk, turn).execute()
 
     assert ran == [0, 1]
     assert len(CheckpointManager.list_checkpoints("s")) == 1
 
 
 def test_values_of_all_kinds_come_back_from_the_journal() -> None:
-    with workflow("w", session_id="s", durability="journal") as flow:
+    def fill(context) -> Box:
+        channel = context.get_channel()
+        channel.set("plain", {"a": (1, 2.5, b"x")})
+        channel.set("box", Box(1))
+        channel.append("log", Box(2))
+        return Box(3)
 
-        @task(inject_context=True)
-        def fill(context) -> Box:
-            channel = context.get_channel()
-            channel.set("plain", {"a": (1, 2.5, b"x")})
-            channel.set("box", Box(1))
-            channel.append("log", Box(2))
-            return Box(3)
+    def change(context, fill: Box) -> None:
+        context.get_channel().get("box").items.append(fill.items[0])
 
-        @task(inject_context=True)
-        def change(context, fill: Box) -> None:
-            context.get_channel().get("box").items.append(fill.items[0])
+    def dies() -> None:
+        raise KeyboardInterrupt
 
-        @task
-        def dies() -> None:
-            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        chain(fill, change, dies, **JOURNALED).execute()
 
-        fill >> change >> dies
-        with pytest.raises(KeyboardInterrupt):
-            flow.execute()
-
-    with workflow("w", session_id="s", durability="journal", changed="reuse") as again:
-        context = again.execution_context
+    context = workflow("w", **JOURNALED, changed="reuse").execution_context
     channel = context.get_channel()
     assert context.replayed == 3
     assert channel.get("plain") == {"a": (1, 2.5, b"x")}
@@ -319,13 +296,6 @@ def test_values_of_all_kinds_come_back_from_the_journal() -> None:
     assert [item.items for item in channel.get("log")] == [[2]]
     assert context.get_result("fill").items == [3]
     context.home.close()
-
-
-class Box:
-    """A live value."""
-
-    def __init__(self, *items: int) -> None:
-        self.items = list(items)
 
 
 # --- on a fleet ------------------------------------------------------------------------------
@@ -342,12 +312,7 @@ def before() -> int:
 
 def dying(name: str, on: Any) -> Any:
     """A task whose worker loses its token while it runs, the first time."""
-
-    @task(id=name, on_interrupted=on)
-    def body() -> str:
-        return fall(name)
-
-    return body
+    return task(id=name, on_interrupted=on)(partial(fall, name))
 
 
 def fall(name: str) -> str:
@@ -382,15 +347,8 @@ def fleet(redis_url: str, key: str, own_folder: Path) -> Iterator[Fleet]:
 
 
 def submitted(fleet: Fleet, *members: Any) -> Handle:
-    with workflow("doubt", "s", max_parallel=1) as flow:
-        last: Any = before
-        for member in members:
-            last = last >> member
-        last >> after
-    return submit(fleet, flow)
-
-
-def submit(fleet: Fleet, flow: Workflow) -> Handle:
+    """A session of these, one after the other, or side by side in a tuple."""
+    flow = chain(*members, after, workflow="doubt", session_id="s", max_parallel=1)
     return fleet.client.submit(flow.graph, flow.settings, tuple(flow.graph.roots()), {}, Terms("s"))
 
 
@@ -400,14 +358,14 @@ def submit(fleet: Fleet, flow: Workflow) -> Handle:
     ids=["rerun", "skip"],
 )
 def test_a_fleet_goes_by_the_task(fleet: Fleet, member: Any, ran: list[str]) -> None:
-    handle = submitted(fleet, member)
+    handle = submitted(fleet, before, member)
 
     assert fleet.work(handle).status == "completed"
     assert ran == RAN
 
 
 def test_a_fleet_fails_what_is_to_fail_and_runs_it_when_the_session_goes_on(fleet: Fleet) -> None:
-    handle = submitted(fleet, fails)
+    handle = submitted(fleet, before, fails)
     assert fleet.work(handle).status == "failed"
     with pytest.raises(RemoteError, match="fails was running when its worker died"):
         handle.result(1)
@@ -429,7 +387,7 @@ def test_a_fleet_fails_what_is_to_fail_and_runs_it_when_the_session_goes_on(flee
 def test_a_fleet_waits_for_an_answer_and_carries_it_out(
     fleet: Fleet, answer: str, ran: list[str], status: str
 ) -> None:
-    handle = submitted(fleet, asks)
+    handle = submitted(fleet, before, asks)
     paused = fleet.work(handle)
     assert (paused.status, paused.tokens, paused.failed) == ("paused", 0, 1)
     assert "asks was running when its worker died" in paused.reason
@@ -441,9 +399,7 @@ def test_a_fleet_waits_for_an_answer_and_carries_it_out(
 
 
 def test_a_session_goes_on_when_the_last_question_is_answered(fleet: Fleet) -> None:
-    with workflow("doubt", "s", max_parallel=1) as flow:
-        (asks | asks_too) >> after
-    handle = submit(fleet, flow)
+    handle = submitted(fleet, (asks, asks_too))
     assert fleet.work(handle).status == "paused"
     handle.answer("asks", "rerun")
     assert fleet.work(handle).status == "paused"  # the other one runs then, and dies as well
@@ -459,7 +415,7 @@ def test_a_session_goes_on_when_the_last_question_is_answered(fleet: Fleet) -> N
 
 
 def test_an_answer_to_no_question_is_refused(fleet: Fleet) -> None:
-    handle = submitted(fleet, asks)
+    handle = submitted(fleet, before, asks)
     fleet.work(handle)
 
     with pytest.raises(SessionError, match="'before' of session s does not wait"):
@@ -496,36 +452,20 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return str(request.param.format(folder=Path.cwd()))
 
 
-def counting(
-    store: str,
-    ran: list[int],
-    fails_at: int = -1,
-    *,
-    until_damage: bool = False,
-    seen: list[Event] | None = None,
-) -> Workflow:
+def counting(store: str, ran: list[int], fails_at: int = -1, **options: Any) -> Workflow:
     """Eight rounds, each a commit in the journal."""
-    with workflow(
-        "w",
-        "s",
-        durability="journal",
-        store=store,
-        until_damage=until_damage,
-        observers=[seen.append] if seen is not None else (),
-    ) as flow:
 
-        @task(inject_context=True)
-        def turn(context) -> list[int]:
-            numbers = context.get_channel().get("numbers", default=[])
-            if context.cycle == fails_at:
-                raise KeyboardInterrupt
-            ran.append(context.cycle)
-            numbers.append(context.cycle)
-            if context.cycle < 7:
-                context.next_iteration()
-            return numbers
+    def turn(context) -> list[int]:
+        numbers = context.get_channel().get("numbers", default=[])
+        if context.cycle == fails_at:
+            raise KeyboardInterrupt
+        ran.append(context.cycle)
+        numbers.append(context.cycle)
+        if context.cycle < 7:
+            context.next_iteration()
+        return numbers
 
-    return flow
+    return chain(turn, **JOURNALED, store=store, **options)
 
 
 def damage() -> None:
@@ -536,22 +476,22 @@ def damage() -> None:
     newest.write_bytes(raw)
 
 
-def interrupted(store: str, ran: list[int], at: int, *, until_damage: bool = False) -> None:
+def interrupted(store: str, at: int, **options: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
-        counting(store, ran, fails_at=at, until_damage=until_damage).execute()
+        counting(store, [], at, **options).execute()
 
 
 def test_the_records_before_the_damage_count_and_the_rest_runs_again(
     store: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    interrupted(store, [], 6)
+    interrupted(store, 6)
     damage()
     with pytest.raises(JournalDamaged, match="damaged at byte") as refused:
         counting(store, []).execute()
-    ran, seen = list[int](), list[Event]()
+    ran, seen = list[int](), Seen()
 
     with caplog.at_level(logging.WARNING):
-        result = counting(store, ran, until_damage=True, seen=seen).execute()
+        result = counting(store, ran, until_damage=True, observers=[seen]).execute()
 
     assert "--until-damage" in refused.value.hint
     assert result == [0, 1, 2, 3, 4, 5, 6, 7]
@@ -563,9 +503,9 @@ def test_the_records_before_the_damage_count_and_the_rest_runs_again(
 
 
 def test_after_that_the_session_resumes_without_it(store: str) -> None:
-    interrupted(store, [], 5)
+    interrupted(store, 5)
     damage()
-    interrupted(store, [], 6, until_damage=True)
+    interrupted(store, 6, until_damage=True)
     ran = list[int]()
 
     assert counting(store, ran).execute() == [0, 1, 2, 3, 4, 5, 6, 7]
@@ -576,7 +516,7 @@ def test_after_that_the_session_resumes_without_it(store: str) -> None:
 
 
 def test_a_journal_without_damage_is_used_to_its_end(store: str) -> None:
-    interrupted(store, [], 6)
+    interrupted(store, 6)
     ran = list[int]()
 
     assert counting(store, ran, until_damage=True).execute() == [0, 1, 2, 3, 4, 5, 6, 7]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, task, workflow
+from graflow_ckpt import CheckpointManager
 from tests.acceptance.command_line import gone, run, started, written
+from tests.loops import chain
 from tests.stretch import stretched
 
 # Four steps; in the second one it says "at work" and waits for a line. argv: how it is run, grace.
@@ -173,21 +175,24 @@ def test_after_the_grace_period_the_process_leaves_with_what_is_complete(program
     assert "it goes on at step 1" in first.text
 
 
-def test_a_body_that_swallows_everything_is_left_behind_in_the_end() -> None:
-    program = written(
-        "from graflow_ckpt import task, workflow\n"
+def alone(body: str, grace: float = 30, **options: object) -> Path:
+    """A program of one task, which says that it is at work, and these lines."""
+    lines = "".join(f"        {line}\n" for line in body.split("\n"))
+    return written(
+        "import select, sys, time\n"
         "import graflow_ckpt.engine.signals as signals\n"
+        "from graflow_ckpt import task, workflow\n"
         "signals._LAST_RESORT = 0.3\n"
-        "with workflow('w', session_id='s', grace=0.3) as flow:\n"
-        "    @task\n"
-        "    def hang():\n"
-        "        print('at work', flush=True)\n"
-        "        while True:\n"
-        "            try:\n"
-        "                import time; time.sleep(0.05)\n"
-        "            except BaseException: pass\n"
-        "    flow.execute()\n"
+        f"with workflow('w', session_id='s', grace={grace}) as flow:\n"
+        f"    @task(**{options})\n"
+        "    def only():\n"
+        f"        print('at work', flush=True)\n{lines}"
+        "    print('result:', flow.execute())\n"
     )
+
+
+def test_a_body_that_swallows_everything_is_left_behind_in_the_end() -> None:
+    program = alone("while True:\n  try: time.sleep(0.05)\n  except BaseException: pass", grace=0.3)
     with started(program) as process:
         process.hear("at work")
         process.signal(signal.SIGTERM)
@@ -198,17 +203,7 @@ def test_a_body_that_swallows_everything_is_left_behind_in_the_end() -> None:
 
 
 def test_a_signal_during_the_last_task_ends_the_program_and_keeps_the_result() -> None:
-    program = written(
-        "import select, sys\n"
-        "from graflow_ckpt import task, workflow\n"
-        "with workflow('w', session_id='s') as flow:\n"
-        "    @task\n"
-        "    def only():\n"
-        "        print('at work', flush=True)\n"
-        "        while not select.select([sys.stdin], [], [], 0.05)[0]: pass\n"
-        "        return 7\n"
-        "    print('result:', flow.execute())\n"
-    )
+    program = alone("while not select.select([sys.stdin], [], [], 0.05)[0]: pass\nreturn 7")
     with started(program) as process:
         process.hear("at work")
         process.signal(signal.SIGTERM)
@@ -221,67 +216,48 @@ def test_a_signal_during_the_last_task_ends_the_program_and_keeps_the_result() -
 
 
 def test_a_signal_ends_the_wait_for_a_retry() -> None:
-    program = written(
-        "from graflow_ckpt import task, workflow\n"
-        "with workflow('w', session_id='s') as flow:\n"
-        "    @task(max_retries=1, backoff=1000)\n"
-        "    def flaky():\n"
-        "        print('at work', flush=True)\n"
-        "        raise OSError\n"
-        "    flow.execute()\n"
-    )
-    with started(program) as process:
+    with started(alone("raise OSError", max_retries=1, backoff=1000)) as process:
         process.hear("it runs again")
         process.signal(signal.SIGTERM)
         assert process.wait() == 75
 
 
-def test_a_process_of_a_task_gets_no_ctrl_c_and_finishes(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    pids = tmp_path / "pids"
-    program.write_text(
-        "import os, sys\n"
-        "from graflow_ckpt import task, workflow\n"
-        "if __name__ == '__main__':\n"
-        "    with workflow('w', session_id='s') as flow:\n"
-        "        @task(isolation='process')\n"
-        "        def work(go):\n"
-        f"            open({str(pids)!r}, 'w').write(str(os.getpid()))\n"
-        "            print('at work', flush=True)\n"
-        "            open(go).read()\n"
-        "            return 'done'\n"
-        "        flow.get_channel().set('go', sys.argv[1])\n"
-        "        print('result:', flow.execute())\n"
-    )
-    fifo = tmp_path / "go"
-    import os
+APART = """
+import os
+from graflow_ckpt import task, workflow
+if __name__ == "__main__":
+    with workflow("w", session_id="s") as flow:
+        @task(isolation="process")
+        def work():
+            open("pids", "w").write(str(os.getpid()))
+            print("at work", flush=True)
+            open("go").read()
+            return "done"
+        print("result:", flow.execute())
+"""
 
+
+def test_a_process_of_a_task_gets_no_ctrl_c_and_finishes(tmp_path: Path) -> None:
+    program, fifo = written(APART), tmp_path / "go"
     os.mkfifo(fifo)
-    with started(program, str(fifo)) as process:
+    with started(program) as process:
         process.hear("at work")
         process.signal(signal.SIGINT)
         process.hear("finishing")
         fifo.write_text("go")
         assert process.wait() == 75
 
-    assert "result: done" in run(program, str(fifo))
-    assert gone(int(pids.read_text()), 1)
+    assert "result: done" in run(program)
+    assert gone(int(Path("pids").read_text()), 1)
 
 
 def test_no_handlers_are_installed_outside_of_the_main_thread() -> None:
-    found = []
+    before, found = signal.getsignal(signal.SIGTERM), []
 
-    def execute() -> None:
-        with workflow("w") as flow:
+    def look() -> None:
+        found.append(signal.getsignal(signal.SIGTERM))
 
-            @task
-            def look() -> None:
-                found.append(signal.getsignal(signal.SIGTERM))
-
-            flow.execute()
-
-    before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=execute)
+    thread = threading.Thread(target=chain(look).execute)
     thread.start()
     thread.join()
 
@@ -291,18 +267,15 @@ def test_no_handlers_are_installed_outside_of_the_main_thread() -> None:
 def test_the_handlers_of_before_are_restored_also_after_a_failure() -> None:
     def mine(number: int, frame: object) -> None: ...
 
+    def look() -> None:
+        inside.append(signal.getsignal(signal.SIGTERM))
+        raise OSError("mine")
+
     before = signal.signal(signal.SIGTERM, mine)
-    inside = []
+    inside: list[object] = []
     try:
-        with workflow("w") as flow:
-
-            @task
-            def look() -> None:
-                inside.append(signal.getsignal(signal.SIGTERM))
-                raise OSError("mine")
-
-            with pytest.raises(OSError, match="mine"):
-                flow.execute()
+        with pytest.raises(OSError, match="mine"):
+            chain(look).execute()
         after = signal.getsignal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, EveryN, EveryTask, ExecutionContext, KeepLast, task, workflow
+from graflow_ckpt import CheckpointManager, EveryN, EveryTask, ExecutionContext, KeepLast, task
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.care.copying import Move, Moved
 from graflow_ckpt.checkpoint.values.contents import shares
@@ -28,7 +28,7 @@ from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.around.keys import Keyring, new_key
 from graflow_ckpt.stores.drivers.redis.store import RedisStore
 from tests.acceptance.command_line import CHAIN, COUNT, KILLED, graflow, program, python
-from tests.loops import LONG
+from tests.loops import LONG, chain, loop
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.servers import Server
 from tests.stretch import until
@@ -93,23 +93,15 @@ def test_a_session_is_copied_again_and_again_while_it_goes_on(url: str, tmp_path
 
 
 def run(url: str, there: threading.Semaphore, go_on: threading.Semaphore) -> None:
+    def count(context: Any) -> None:
+        if context.cycle % (STEPS // COPIES) == 0:
+            there.release()
+            go_on.acquire()  # so that a copy falls into these steps
+        context.get_channel().set("large", LARGE)
+        context.get_channel().set("sum", context.cycle)
+
     keep = KeepLast(2)  # so that cuts go while they are copied
-    with workflow(
-        "w", session_id="s", store=url, durability="journal", checkpoint=EveryN(3), keep=keep
-    ) as flow:
-
-        @task(inject_context=True)
-        def count(context: Any, data: int = 0) -> int:
-            if data % (STEPS // COPIES) == 0:
-                there.release()
-                go_on.acquire()  # so that a copy falls into these steps
-            context.get_channel().set("large", LARGE)
-            context.get_channel().set("sum", data)
-            if data + 1 < STEPS:
-                context.next_iteration(data + 1)
-            return data
-
-        flow.execute()
+    loop(STEPS, count, store=url, durability="journal", checkpoint=EveryN(3), keep=keep).execute()
 
 
 # --- from each kind of stores to each ---------------------------------------------------
@@ -155,24 +147,22 @@ def places(
 def counting_on(store: str, session: str, at: Any = None, **options: Any) -> tuple[Any, list[int]]:
     """The result of a session, and the steps that were run for it; `at` is called in the middle of one."""
     ran: list[int] = []
-    with workflow(
-        "count", session_id=session, store=store, durability="journal", checkpoint=EveryN(3), **options
-    ) as ctx:
 
-        @task(inject_context=True)
-        def count(context: Any, data: int = 0) -> int:
-            ran.append(data)
-            assert context.get_channel().get("large", LARGE) == LARGE
-            context.get_channel().set("large", LARGE)
-            context.get_channel().set("sum", context.get_channel().get("sum", 0) + data)
-            context.get_channel().set("live", {"text": "x" * 2000, "function": sorted})
-            if data == AT and at is not None:
-                at()
-            if data + 1 < LIMIT:
-                context.next_iteration(data + 1)
-            return int(context.get_channel().get("sum"))
+    def count(context: Any, data: int = 0) -> int:
+        ran.append(data)
+        channel = context.get_channel()
+        assert channel.get("large", LARGE) == LARGE
+        channel.set("large", LARGE)
+        channel.set("sum", channel.get("sum", 0) + data)
+        channel.set("live", {"text": "x" * 2000, "function": sorted})
+        if data == AT and at is not None:
+            at()
+        if data + 1 < LIMIT:
+            context.next_iteration(data + 1)
+        return int(channel.get("sum"))
 
-        return ctx.execute(), ran
+    options |= {"durability": "journal", "checkpoint": EveryN(3)}
+    return chain(count, session_id=session, store=store, **options).execute(), ran
 
 
 def move(origin: CheckpointStore, target: CheckpointStore) -> Move:
@@ -267,25 +257,18 @@ def named(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return redis_url
 
 
-def counting(url: str, limit: int, session: str | None = "s", **options: Any) -> Any:
-    with workflow("count", session_id=session, store=url, **options) as ctx:
+def counting(url: str, limit: int, **options: Any) -> Any:
+    def count(context: Any) -> None:
+        context.get_channel().set("n", context.cycle + 1)
 
-        @task(inject_context=True)
-        def count(context: Any, data: int = 0) -> int:
-            context.get_channel().set("n", data + 1)
-            if data + 1 < limit:
-                context.next_iteration(data + 1)
-            return data + 1
-
-        return ctx.execute()
+    return loop(limit, count, store=url, durability="auto", **options).execute() + 1
 
 
 def completed(store: str | None = None) -> ExecutionContext:
     """A session of one task."""
-    with workflow("one", session_id="s", store=store) as ctx:
-        task(id="one")(lambda: 1)
-        ctx.execute()
-        return ctx.execution_context
+    flow = chain(task(id="one")(lambda: 1), session_id="s", store=store)
+    flow.execute()
+    return flow.execution_context
 
 
 @contextmanager
@@ -350,7 +333,7 @@ class OnAServer:
         context, metadata = CheckpointManager.resume_from_checkpoint(third.path)
 
         assert (metadata.steps, context.steps, context.get_channel().get("n")) == (3, 3, 3)
-        assert context.execute() == 5
+        assert context.execute() == 4
         assert context.steps == 5
         assert CheckpointManager.verify(CheckpointManager.get_latest("s", store=url)).epoch == 2
 
@@ -410,16 +393,13 @@ def test_a_server_that_is_full_fails_the_save_and_not_the_workflow(
     own_redis: Callable[..., Server], key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = own_redis({"maxmemory": "100mb"})
-    with workflow("full", session_id="s", store=server.url) as ctx:
 
-        @task(inject_context=True)
-        def fill(context: Any) -> str:
-            server.ask("CONFIG", "SET", "maxmemory", "1")
-            context.checkpoint()
-            return "done"
+    def fill(context: Any) -> str:
+        server.ask("CONFIG", "SET", "maxmemory", "1")
+        context.checkpoint()
+        return "done"
 
-        assert ctx.execute() == "done"
-
+    assert chain(fill, session_id="s", store=server.url).execute() == "done"
     assert "checkpoint failed: Cannot write the checkpoint redis://" in caplog.text
 
 
@@ -491,7 +471,7 @@ def test_a_password_is_used_and_never_shown(guarded: Server, caplog: pytest.LogC
     stored = f"redis://127.0.0.1:{guarded.port}/0"
     assert {cut.home for cut in cuts} == {stored}
     context, _ = CheckpointManager.resume_from_checkpoint(cuts[-1].path)  # a path without the password
-    assert context.execute() == 3
+    assert context.execute() == 2
     assert "hunter2" not in f"{cuts} {caplog.text}"
     assert all("hunter2" not in raw.decode() for _, raw in RedisStore(guarded.url).list())
 

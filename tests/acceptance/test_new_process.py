@@ -7,6 +7,7 @@ import logging
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from graflow_ckpt import (
     OfAll,
     OnRequest,
     WhenIdle,
-    Workflow,
     WorkflowEngine,
     task,
     workflow,
@@ -32,6 +32,7 @@ from graflow_ckpt.core.errors import CheckpointError, GraphChanged
 from graflow_ckpt.core.policy import Policy, Since
 from graflow_ckpt.engine.settings import Settings
 from tests.acceptance.command_line import LONG, graflow, python, run, written
+from tests.loops import chain, pair
 
 MAIN = """
 import sys
@@ -61,18 +62,18 @@ def show(context):
 
 FAILS = "fail"
 """
-IN_MAIN = MAIN + (
-    "with workflow('w', session_id='s') as flow:\n"
-    "    make >> train >> show\n"
-    "    print('result:', flow.execute())\n"
-)
-IN_A_MODULE = (
-    "from graflow_ckpt import workflow\n"
-    "from tasks import make, show, train\n"
-    "with workflow('w', session_id='s') as flow:\n"
-    "    make >> train >> show\n"
-    "    print('result:', flow.execute())\n"
-)
+FLOW = """
+with workflow('w', session_id='s') as flow:
+    make >> train >> show
+    print('result:', flow.execute())
+"""
+IN_MAIN = MAIN + FLOW
+IN_A_MODULE = f"from graflow_ckpt import workflow\nfrom tasks import make, show, train\n{FLOW}"
+# What goes on, or looks, when the program is gone.
+RESUME = """
+from graflow_ckpt import CheckpointManager, WorkflowEngine
+context, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest('s'))
+"""
 CLOSURES = """
 import sys
 from graflow_ckpt import task, workflow
@@ -126,35 +127,23 @@ def test_closures_and_lambdas_go_on_in_a_new_process() -> None:
 
 
 @pytest.mark.parametrize("source", [IN_MAIN, CLOSURES], ids=["main", "closures"])
-def test_a_checkpoint_goes_on_when_its_program_is_gone(tmp_path: Path, source: str) -> None:
+def test_a_checkpoint_goes_on_when_its_program_is_gone(source: str) -> None:
     program = written(source)
     run(program, "fail", status=1)
     program.unlink()
-    resume = tmp_path / "resume.py"
-    resume.write_text(
-        "from graflow_ckpt import CheckpointManager, WorkflowEngine\n"
-        "context, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest('s'))\n"
-        "print('result:', WorkflowEngine().execute(context))\n"
-    )
 
-    said = run(resume)
+    said = run(written(f"{RESUME}print('result:', WorkflowEngine().execute(context))", "resume.py"))
 
     assert "ran" not in said
     assert "result: [0, 1]" in said or "result: 42" in said
 
 
-def test_a_class_of_main_is_found_when_the_program_is_gone(tmp_path: Path) -> None:
+def test_a_class_of_main_is_found_when_the_program_is_gone() -> None:
     program = written(IN_MAIN)
     run(program)
     program.unlink()
-    look = tmp_path / "look.py"
-    look.write_text(
-        "from graflow_ckpt import CheckpointManager\n"
-        "context, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest('s'))\n"
-        "print(context.get_channel().get('model').weights)\n"
-    )
 
-    assert "[0, 1]" in run(look)
+    assert "[0, 1]" in run(written(f"{RESUME}print(context.get_channel().get('model').weights)", "look.py"))
 
 
 def test_tasks_made_at_run_time_are_there_again_in_a_new_process() -> None:
@@ -187,19 +176,14 @@ def test_tasks_made_at_run_time_are_there_again_in_a_new_process() -> None:
 def test_code_that_has_no_pickle_is_told_of_at_the_start_and_refused_when_it_is_needed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    import threading
-
     lock = threading.Lock()
 
-    with workflow("w", session_id="s") as flow:
+    def locked() -> bool:
+        with lock:
+            raise OSError("not yet")
 
-        @task
-        def locked() -> bool:
-            with lock:
-                raise OSError("not yet")
-
-        with pytest.raises(OSError, match="not yet"):
-            flow.execute()
+    with pytest.raises(OSError, match="not yet"):
+        chain(locked, session_id="s").execute()
 
     assert "locked is kept by name only" in caplog.text
     context, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest("s"))
@@ -272,9 +256,7 @@ def test_what_was_typed_in_goes_on_from_the_checkpoint_alone() -> None:
     interactive(DEFINE, "open('fail', 'w').close()", "build().execute()")
 
     second = interactive(
-        "import os; os.remove('fail')",
-        "from graflow_ckpt import CheckpointManager, WorkflowEngine",
-        "context, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest('s'))",
+        f"import os; os.remove('fail'){RESUME}",
         "print('result:', WorkflowEngine().execute(context))",
     )
 
@@ -350,25 +332,9 @@ class Mine(Policy):
 def observer(event: object) -> None: ...
 
 
-def two(place: Path, **options: Any) -> Workflow:
-    """Two tasks, one after the other."""
-    with workflow("w", "s", store=str(place), **options) as flow:
-
-        @task
-        def a() -> int:
-            return 1
-
-        @task
-        def b(a: int) -> int:
-            return a + 1
-
-        _ = a >> b
-    return flow
-
-
 def stopped(place: Path, **options: Any) -> str:
-    """Run the first of them; the path of the checkpoint."""
-    flow = two(place, **options)
+    """Run the first of two tasks; the path of the checkpoint."""
+    flow = pair(store=str(place), **options)
     flow.execute(max_steps=1)
     path = flow.execution_context.last_checkpoint_path
     assert path is not None
@@ -400,7 +366,7 @@ def test_where_the_program_runs_its_line_counts_whole_and_a_difference_is_report
 ) -> None:
     stopped(tmp_path, durability="journal", keep=KeepLast(100), max_parallel=3)
 
-    flow = two(tmp_path, max_parallel=2)
+    flow = pair(store=str(tmp_path), max_parallel=2)
     caplog.set_level(logging.WARNING)
     flow.execute(max_steps=9)
 
@@ -464,6 +430,8 @@ from graflow_ckpt import KeepLast, task, workflow
 def note(name):
     with open("log", "a") as file:
         file.write(name + "\\n")
+    if os.path.exists(f"kill {name}"):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 with workflow("w", "s", durability="journal", keep=KeepLast(100)) as flow:
 
@@ -474,35 +442,28 @@ with workflow("w", "s", durability="journal", keep=KeepLast(100)) as flow:
     @task
     def b():
         note("b")
-        if os.path.exists("kill"):
-            os.kill(os.getpid(), signal.SIGKILL)
 
     @task
     def c():
         note("c")
-        if os.path.exists("kill c"):
-            os.kill(os.getpid(), signal.SIGKILL)
 
     a >> b >> c
     flow.execute()
 """
 
 
-def test_a_session_that_is_resumed_without_its_program_keeps_its_settings(own_folder: Path) -> None:
-    folder = own_folder
-    program = folder / "program.py"
-    program.write_text(THREE_TASKS)
-    (folder / "kill").touch()
+def test_a_session_that_is_resumed_without_its_program_keeps_its_settings() -> None:
+    program = written(THREE_TASKS)
+    Path("kill b").touch()
     python("program.py", status=-signal.SIGKILL)
     program.unlink()
-    (folder / "kill").unlink()
-    (folder / "kill c").touch()
+    Path("kill b").rename("kill c")
     graflow("resume", "s", status=-signal.SIGKILL)
-    (folder / "kill c").unlink()
+    Path("kill c").unlink()
 
     graflow("resume", "s")
 
-    ran = (folder / "log").read_text().split()
+    ran = Path("log").read_text().split()
     assert (ran.count("a"), ran.count("b"), ran.count("c")) == (1, 2, 2)
 
 
@@ -571,10 +532,5 @@ def test_plain_bound_arguments_stand_in_the_control_facts(tmp_path: Path) -> Non
     assert "secret" not in json.dumps(facts)
 
 
-def test_a_durable_program_with_models_of_pydantic_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("blocks.py").write_text(PYDANTIC)
-
-    assert python("blocks.py").out.strip() == "6"
+def test_a_durable_program_with_models_of_pydantic_runs() -> None:
+    assert python(written(PYDANTIC)).out.strip() == "6"

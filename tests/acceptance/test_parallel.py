@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from graflow_ckpt.core.errors import SessionBusy, WorkflowCancelled
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.testing.drivers import at_once
 from tests.acceptance.command_line import run, started, written
-from tests.acceptance.places import LONG, Box, Make
+from tests.acceptance.places import LONG, Box, Make, idle
+from tests.loops import chain, of
 
 
 def test_two_workflows_in_two_threads_do_not_see_each_other(workflow: Make) -> None:
@@ -57,11 +58,7 @@ def test_two_workflows_in_two_threads_do_not_see_each_other(workflow: Make) -> N
 
 
 def test_one_workflow_object_serves_one_session_after_the_other(workflow: Make) -> None:
-    with workflow("w") as flow:
-
-        @task
-        def a() -> object:
-            return "done"
+    flow = chain(task(id="a")(lambda: "done"), make=workflow)
 
     first = flow.execution_context.session_id
     assert flow.execute() == "done"
@@ -70,16 +67,12 @@ def test_one_workflow_object_serves_one_session_after_the_other(workflow: Make) 
 
 
 def build(name: str, inner: Workflow | None = None, fails: bool = False) -> Workflow:
-    with workflow(name, session_id=name) as flow:
+    def body() -> Any:
+        if fails:
+            raise OSError("inner")
+        return inner.execute() if inner is not None else "inner result"
 
-        @task(id=f"{name}-task")
-        def body() -> Any:
-            if fails:
-                raise OSError("inner")
-            return inner.execute() if inner is not None else "inner result"
-
-        flow.add(body)
-    return flow
+    return chain(of(body, f"{name}-task"), workflow=name, session_id=name)
 
 
 def test_a_workflow_inside_a_task_of_another_is_a_session_of_its_own() -> None:
@@ -124,10 +117,7 @@ def test_priority_decides_who_comes_first(workflow: Make) -> None:
 
 
 def test_threads_of_a_run_end_with_it(workflow: Make) -> None:
-    with workflow("w", session_id="ends") as flow:
-        for name in "abc":
-            task(id=name)(lambda: None)
-        flow.execute()
+    workflow("w", session_id="ends").add(*idle(*"abc")).execute()
 
     for thread in threading.enumerate():
         if thread.name.startswith("graflow-ends"):
@@ -136,9 +126,6 @@ def test_threads_of_a_run_end_with_it(workflow: Make) -> None:
 
 
 # --- a thousand coroutines under way ----------------------------------------------------
-
-
-Body = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class Crowd:
@@ -157,60 +144,61 @@ class Crowd:
         self.here -= 1
 
 
-def add(flow: Workflow, count: int, body: Body, **options: Any) -> None:
-    first = task(id="c0", **options)(body)
-    flow.add(first, *(first.bind(id=f"c{n}") for n in range(1, count)))
+class Most:
+    """How many are here, and the most that were."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.here = self.most = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.here += 1
+            self.most = max(self.most, self.here)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.here -= 1
+
+
+def many(count: int, body: Callable[..., Any], name: str = "c", **options: Any) -> list[Any]:
+    """So many tasks of this body, side by side."""
+    first = of(body, f"{name}0", **options)
+    return [first, *(first.bind(id=f"{name}{n}") for n in range(1, count))]
 
 
 def test_a_thousand_run_at_once_without_any_setting() -> None:
     crowd = Crowd(1000)
 
-    with workflow("w") as flow:
-        add(flow, 1000, crowd.meet)
-        flow.execute()
+    async def member() -> None:
+        await crowd.meet()
+
+    workflow("w").add(*many(1000, member)).execute()
 
     assert crowd.most == 1000
 
 
 def test_max_parallel_bounds_threads_and_coroutines_together() -> None:
-    lock = threading.Lock()
-    here: list[int] = [0, 0]
-
-    def come() -> None:
-        with lock:
-            here[0] += 1
-            here[1] = max(here)
-
-    def go() -> None:
-        with lock:
-            here[0] -= 1
-
-    full = asyncio.Event()
+    here, full = Most(), asyncio.Event()
 
     async def coroutine() -> None:
-        come()
-        if here[1] == 7:
-            full.set()
-        await asyncio.wait_for(full.wait(), LONG)
-        go()
+        with here:
+            if here.most == 7:
+                full.set()
+            await asyncio.wait_for(full.wait(), LONG)
 
     def thread() -> None:
-        come()
-        go()
+        with here:
+            pass
 
-    with workflow("w", max_parallel=7) as flow:
-        add(flow, 50, coroutine)
-        threads = task(id="t0", timeout=60)(thread)
-        flow.add(threads, *(threads.bind(id=f"t{n}") for n in range(1, 50)))
-        flow.execute()
+    flow = workflow("w", max_parallel=7)
+    flow.add(*many(50, coroutine), *many(50, thread, "t", timeout=60)).execute()
 
-    assert here[1] == 7
+    assert here.most == 7
 
 
 def test_coroutines_take_no_thread_from_other_tasks_and_threads_keep_their_bound() -> None:
-    ended = threading.Semaphore(0)
-    lock = threading.Lock()
-    here: list[int] = [0, 0]
+    ended, here = threading.Semaphore(0), Most()
 
     async def coroutine() -> None:  # until all others have run
         deadline = asyncio.get_running_loop().time() + LONG
@@ -218,30 +206,23 @@ def test_coroutines_take_no_thread_from_other_tasks_and_threads_keep_their_bound
             await asyncio.sleep(0.01)
 
     def thread() -> None:
-        with lock:
-            here[0] += 1
-            here[1] = max(here)
-        with lock:
-            here[0] -= 1
+        with here:
+            pass
         ended.release()
 
-    with workflow("w") as flow:
-        add(flow, 500, coroutine, priority=1)
-        threads = task(id="t0", timeout=60)(thread)
-        flow.add(threads, *(threads.bind(id=f"t{n}") for n in range(1, 100)))
-        flow.execute()
+    flow = workflow("w").add(*many(500, coroutine, priority=1), *many(100, thread, "t", timeout=60))
+    flow.execute()
 
     assert ended._value == 100
-    assert here[1] <= Settings().slots.threads
+    assert here.most <= Settings().slots.threads
 
 
 def test_all_of_a_thousand_end_at_their_deadline() -> None:
     async def hang() -> None:
         await asyncio.sleep(LONG)
 
-    with workflow("w", on_failure="continue") as flow:
-        add(flow, 1000, hang, timeout=0.3)
-        flow.execute()
+    flow = workflow("w", on_failure="continue").add(*many(1000, hang, timeout=0.3))
+    flow.execute()
 
     errors = flow.execution_context.state.errors
     assert len(errors) == 1000
@@ -258,10 +239,9 @@ def test_one_of_a_thousand_cancels_the_session_and_those_under_way_end_and_are_k
             context.cancel_workflow("enough")
         await asyncio.wait_for(cancelled.wait(), LONG)
 
-    with workflow("w", durability="none") as flow:
-        add(flow, 1000, member, inject_context=True)
-        with pytest.raises(WorkflowCancelled, match="enough"):
-            flow.execute()
+    flow = workflow("w", durability="none").add(*many(1000, member))
+    with pytest.raises(WorkflowCancelled, match="enough"):
+        flow.execute()
 
     assert flow.execution_context.completed_tasks == {f"c{n}" for n in range(1, 1000)}
     assert (flow.execution_context.state.status, crowd.most) == ("cancelled", 1000)
@@ -275,11 +255,10 @@ def test_a_checkpoint_is_taken_while_nothing_is_on_loan_also_among_hundreds() ->
         await asyncio.sleep(0)
         box.items.append("ended")
 
-    with workflow("w", session_id="s", checkpoint=EveryN(100), keep=None) as flow:
-        for n in range(400):
-            flow.get_channel().set(f"boxc{n}", Box())
-        add(flow, 400, member, inject_context=True)
-        flow.execute()
+    flow = workflow("w", session_id="s", checkpoint=EveryN(100), keep=None).add(*many(400, member))
+    for n in range(400):
+        flow.get_channel().set(f"boxc{n}", Box())
+    flow.execute()
 
     cuts = CheckpointManager.list_checkpoints("s")
     assert len(cuts) >= 2
@@ -351,20 +330,13 @@ def test_the_same_session_in_two_threads_is_refused() -> None:
     entered, leave = threading.Event(), threading.Event()
     results: list[Any] = []
 
-    def execute() -> None:
-        from graflow_ckpt import task
+    def a() -> int:
+        entered.set()
+        leave.wait(20)
+        return 1
 
-        with workflow("w", session_id="s") as flow:
-
-            @task
-            def a() -> int:
-                entered.set()
-                leave.wait(20)
-                return 1
-
-            results.append(flow.execute())
-
-    thread = threading.Thread(target=execute)
+    flow = chain(a, session_id="s")
+    thread = threading.Thread(target=lambda: results.append(flow.execute()))
     thread.start()
     assert entered.wait(20)
     with pytest.raises(SessionBusy):

@@ -16,7 +16,6 @@ from graflow_ckpt.core.errors import CheckpointError
 from tests.acceptance.command_line import (
     COUNT,
     KILLED,
-    LONG,
     Ended,
     ended,
     graflow,
@@ -24,7 +23,9 @@ from tests.acceptance.command_line import (
     program,
     run_count,
     steps,
+    written,
 )
+from tests.acceptance.places import idle
 
 PAGE = Path("docs/sessions.md").resolve()
 
@@ -254,9 +255,7 @@ def saving(context):
 
 
 def test_one_checkpoint_of_a_task_goes_to_another_storage(data: Path) -> None:
-    with workflow("w", "s") as flow:
-        flow.add(saving)
-
+    flow = workflow("w", "s").add(saving)
     flow.execute()
 
     handle = flow.execution_context.get_result("saving")
@@ -265,8 +264,7 @@ def test_one_checkpoint_of_a_task_goes_to_another_storage(data: Path) -> None:
 
 
 def test_outside_of_a_task_too(data: Path) -> None:
-    with workflow("w", "s") as flow:
-        flow.add(task(id="one")(lambda: 1))
+    flow = workflow("w", "s").add(*idle("one"))
 
     path, metadata = flow.execution_context.checkpoint(storage="sqlite")
 
@@ -277,8 +275,7 @@ def test_outside_of_a_task_too(data: Path) -> None:
 
 
 def test_the_name_of_the_workflow_may_stand_in_a_path() -> None:
-    with workflow("etl", "s", store="runs/${workflow.name}") as flow:
-        flow.add(task(id="one")(lambda: 1))
+    flow = workflow("etl", "s", store="runs/${workflow.name}").add(*idle("one"))
 
     assert flow.execution_context.checkpoint()[0].startswith("runs/etl/session_s_")
 
@@ -286,7 +283,6 @@ def test_the_name_of_the_workflow_may_stand_in_a_path() -> None:
 # --- first programs of other libraries' tutorials survive a kill with nothing set but a session id ---
 
 
-PROGRAM = [sys.executable, "program.py"]
 HEAD = """
 import os
 from graflow_ckpt import Backoff, group, task, workflow
@@ -388,11 +384,6 @@ with workflow("graph", session_id="first") as flow:
 """
 
 
-def run(kill_at: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "KILL_AT": kill_at}
-    return subprocess.run(PROGRAM, env=environment, capture_output=True, text=True, timeout=LONG, check=False)
-
-
 @pytest.mark.parametrize(
     ("program", "kill_at", "result"),
     [
@@ -404,16 +395,15 @@ def run(kill_at: str = "") -> subprocess.CompletedProcess[str]:
     ids=["steps and a queue", "chain and chord", "retries and mapping", "state graph"],
 )
 def test_a_first_program_survives_a_kill_with_only_an_id(program: str, kill_at: str, result: Any) -> None:
-    Path("program.py").write_text(HEAD + program)
+    command = [sys.executable, written(HEAD + program)]
 
-    killed, again, third = run(kill_at), run(), run()
+    ended(command, KILLED, "", {"KILL_AT": kill_at})
+    again, third = (ended(command, 0, "", {}) for _ in range(2))
 
-    assert killed.returncode == -9, killed.stderr
-    assert (again.returncode, third.returncode) == (0, 0), again.stderr + third.stderr
-    assert again.stdout == third.stdout == f"{result}\n"
+    assert again.out == third.out == f"{result}\n"
     assert [line for line, n in Counter(Path("started").read_text().splitlines()).items() if n > 1] == [
         kill_at
     ]
-    assert again.stderr.startswith("session first continues from step ")
-    assert third.stderr.startswith("session first was finished ")
-    assert (again.stderr + third.stderr).count("\n") == 2
+    assert again.err.startswith("session first continues from step ")
+    assert third.err.startswith("session first was finished ")
+    assert (again.err + third.err).count("\n") == 2

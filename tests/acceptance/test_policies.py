@@ -12,7 +12,6 @@ import pytest
 
 from graflow_ckpt import (
     CheckpointManager,
-    Event,
     EveryN,
     EverySeconds,
     EveryTask,
@@ -20,12 +19,13 @@ from graflow_ckpt import (
     OnRequest,
     PendingCheckpoint,
     WhenIdle,
+    Workflow,
     task,
-    workflow,
 )
+from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.core.policy import Policy
 from tests.acceptance.places import Box, Make, Seen, idle
-from tests.loops import LONG, cuts, loop
+from tests.loops import LONG, chain, cuts, loop, of
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
 
@@ -65,64 +65,44 @@ def test_a_request_counts_as_the_cut_of_its_step(workflow: Make) -> None:
 
 
 def test_every_seconds_cuts_while_a_task_runs(workflow: Make) -> None:
-    saved = threading.Event()
+    seen = Seen()
+    (quick,) = idle("quick")
 
-    def observer(event: Event) -> None:
-        if event.kind == "checkpoint_saved":
-            saved.set()
+    def slow(quick: None) -> bool:
+        return seen.first("checkpoint_saved").wait(LONG)
 
-    with workflow("w", session_id="s", checkpoint=EverySeconds(0.05), observers=[observer]) as flow:
+    policy = EverySeconds(0.05)
+    flow = chain(
+        quick, slow, make=workflow, session_id="s", checkpoint=policy, observers=[seen], timeout=LONG
+    )
 
-        @task
-        def quick() -> None: ...
-
-        @task(timeout=LONG)
-        def slow(quick: None) -> bool:
-            return saved.wait(LONG)
-
-        quick >> slow
-        assert flow.execute() is True
-
+    assert flow.execute() is True
     assert cuts()[:1] == [1]
 
 
 def test_when_idle_cuts_when_a_wave_is_through(workflow: Make) -> None:
-    with workflow("w", session_id="s", checkpoint=WhenIdle()) as flow:
-        meeting = threading.Barrier(2, timeout=LONG)
+    meeting = threading.Barrier(2, timeout=LONG)
+    a, d = idle("a", "d")
 
-        a, d = idle("a", "d")
+    def b() -> int:
+        return meeting.wait()
 
-        @task
-        def b() -> int:
-            return meeting.wait()
+    def c() -> int:
+        return meeting.wait()
 
-        @task
-        def c() -> int:
-            return meeting.wait()
-
-        a >> (b | c) >> d
-        flow.execute()
+    chain(a, (b, c), d, make=workflow, session_id="s", checkpoint=WhenIdle()).execute()
 
     assert cuts() == [1, 3, 4]
 
 
-def test_durability_none_writes_what_is_asked_for_and_nothing_else(workflow: Make) -> None:
-    loop(
-        3,
-        lambda context: context.cycle == 1 and context.checkpoint(),
-        make=workflow,
-        checkpoint=EveryTask(),
-        durability="none",
-    ).execute()
-
-    assert [m.cause for m in CheckpointManager.list_checkpoints("s")] == ["request"]
-
-
-def test_durability_none_keeps_nothing_of_a_failure(workflow: Make) -> None:
+def test_durability_none_writes_what_is_asked_for_and_nothing_else_also_not_of_a_failure(
+    workflow: Make,
+) -> None:
     def ask_and_fail(context: Any) -> None:
         if context.cycle == 1:
+            context.checkpoint()
+        if context.cycle == 2:
             raise OSError("x")
-        context.checkpoint()
 
     with pytest.raises(OSError, match="x"):
         loop(3, ask_and_fail, make=workflow, checkpoint=EveryTask(), durability="none").execute()
@@ -156,20 +136,15 @@ def test_a_pending_checkpoint_is_done_when_its_task_has_completed(workflow: Make
     handles: list[PendingCheckpoint] = []
     before: list[Any] = []
 
-    with workflow("w", session_id="s") as flow:
+    def a(context: Any) -> None:
+        handle = context.checkpoint({"epoch": 1})
+        handles.append(handle)
+        before.append((handle.done(), handle.error, Path(handle.path).exists(), repr(handle)))
 
-        @task(inject_context=True)
-        def a(context: Any) -> None:
-            handle = context.checkpoint({"epoch": 1})
-            handles.append(handle)
-            before.append((handle.done(), handle.error, Path(handle.path).exists(), repr(handle)))
+    def b() -> bool:
+        return handles[0].done()
 
-        @task
-        def b() -> bool:
-            return handles[0].done()
-
-        a >> b
-        assert flow.execute() is True
+    assert chain(a, b, make=workflow, session_id="s").execute() is True
 
     path, metadata = handles[0]
     assert before == [(False, None, False, f"PendingCheckpoint({path!r}, pending)")]
@@ -182,27 +157,18 @@ def test_a_pending_checkpoint_is_done_when_its_task_has_completed(workflow: Make
 
 def test_requests_are_numbered_in_the_order_of_their_commits(workflow: Make) -> None:
     """Not in that in which they were asked for: the first that asks is the last to complete."""
-    asked, ended = threading.Event(), threading.Event()
+    asked, seen = threading.Event(), Seen()
 
-    def observer(event: Event) -> None:
-        if event.kind == "checkpoint_saved":
-            ended.set()
+    def slow(context: Any) -> None:
+        context.checkpoint()
+        asked.set()
+        assert seen.first("checkpoint_saved").wait(LONG)
 
-    with workflow("w", session_id="s", observers=[observer]) as flow:
+    def quick(context: Any) -> None:
+        assert asked.wait(LONG)
+        context.checkpoint()
 
-        @task(inject_context=True)
-        def slow(context: Any) -> None:
-            context.checkpoint()
-            asked.set()
-            assert ended.wait(LONG)
-
-        @task(inject_context=True)
-        def quick(context: Any) -> None:
-            assert asked.wait(LONG)
-            context.checkpoint()
-
-        flow.add(slow, quick)
-        flow.execute()
+    workflow("w", session_id="s", observers=[seen]).add(of(slow), of(quick)).execute()
 
     found = [m for m in reversed(CheckpointManager.list_checkpoints("s")) if m.cause == "request"]
     assert [(m.user_metadata["task_id"], m.steps) for m in found] == [("quick", 1), ("slow", 2)]
@@ -229,14 +195,11 @@ def test_a_second_request_of_one_attempt_replaces_the_metadata_of_the_first(
 
 
 def test_a_request_from_a_child_process_is_honoured(workflow: Make) -> None:
-    with workflow("w", session_id="s") as flow:
+    def apart(context: Any) -> str:
+        path, _ = context.checkpoint({"where": "apart"})
+        return str(path)
 
-        @task(inject_context=True, isolation="process")
-        def apart(context: Any) -> str:
-            path, _ = context.checkpoint({"where": "apart"})
-            return str(path)
-
-        path = flow.execute()
+    path = chain(apart, make=workflow, session_id="s", isolation="process").execute()
 
     assert CheckpointManager.verify(path).user_metadata["where"] == "apart"
 
@@ -244,15 +207,13 @@ def test_a_request_from_a_child_process_is_honoured(workflow: Make) -> None:
 def test_a_failed_task_gets_no_checkpoint(workflow: Make) -> None:
     handles = []
 
-    with workflow("w", session_id="s") as flow:
+    def a(context: Any) -> None:
+        handles.append(context.checkpoint())
+        raise OSError("x")
 
-        @task(inject_context=True)
-        def a(context: Any) -> None:
-            handles.append(context.checkpoint())
-            raise OSError("x")
-
-        with pytest.raises(OSError, match="x"):
-            flow.execute()
+    flow = chain(a, make=workflow, session_id="s")
+    with pytest.raises(OSError, match="x"):
+        flow.execute()
 
     assert not handles[0].done()
     assert cuts("request") == []
@@ -294,33 +255,36 @@ def test_a_store_that_cannot_be_written_is_told_of_before_the_first_task(workflo
 # --- cuts ------------------------------------------------------------------------------
 
 
-def test_a_cut_waits_while_a_live_value_is_on_loan_and_nothing_starts_meanwhile() -> None:
-    seen = Seen()
-    lent = threading.Event()
+class Lending:
+    """A live value on loan to `holder`, which ends after `asker`, which asks for a checkpoint meanwhile."""
 
-    with workflow("w", session_id="s", observers=[seen]) as flow:
-        flow.get_channel().set("box", Box(1))
+    def __init__(self) -> None:
+        self.seen, self.lent = Seen(), threading.Event()
 
-        @task(inject_context=True)
+    def run(self, *beside: Any) -> Workflow:
         def holder(context) -> None:
             box = context.get_channel().get("box")
-            lent.set()
-            assert seen.first("task_ended asker").wait(LONG)
+            self.lent.set()
+            assert self.seen.first("task_ended asker").wait(LONG)
             box.items.append(2)
 
-        @task(inject_context=True)
         def asker(context) -> None:
-            assert lent.wait(LONG)
+            assert self.lent.wait(LONG)
             context.checkpoint()
 
-        @task
-        def after() -> None: ...
-
-        flow.add(holder)
-        asker >> after
+        flow = in_memory("w", session_id="s", observers=[self.seen]).add(of(holder), *map(of, beside))
+        flow.add(of(asker) >> idle("after")[0])
+        flow.get_channel().set("box", Box(1))
         flow.execute()
+        return flow
 
-    assert seen.kinds("task_started", "task_ended", "checkpoint_saved")[2:-1] == [
+
+def test_a_cut_waits_while_a_live_value_is_on_loan_and_nothing_starts_meanwhile() -> None:
+    lending = Lending()
+
+    lending.run()
+
+    assert lending.seen.kinds("task_started", "task_ended", "checkpoint_saved")[2:-1] == [
         "task_ended asker",
         "task_ended holder",
         "checkpoint_saved",
@@ -334,55 +298,27 @@ def test_a_cut_waits_while_a_live_value_is_on_loan_and_nothing_starts_meanwhile(
 
 
 def test_what_was_not_claimed_for_a_cut_starts_while_plain_siblings_still_run() -> None:
-    seen = Seen()
-    lent = threading.Event()
+    lending = Lending()
 
-    with workflow("w", session_id="s", observers=[seen]) as flow:
-        flow.get_channel().set("box", Box(1))
+    def plain() -> None:
+        assert lending.seen.first("task_ended after").wait(LONG)
 
-        @task(inject_context=True)
-        def holder(context) -> None:
-            context.get_channel().get("box")
-            lent.set()
-            assert seen.first("task_ended asker").wait(LONG)
-
-        @task(inject_context=True)
-        def asker(context) -> None:
-            assert lent.wait(LONG)
-            context.checkpoint()
-
-        @task
-        def after() -> None: ...
-
-        @task
-        def plain() -> None:
-            assert seen.first("task_ended after").wait(LONG)
-
-        flow.add(holder, plain)
-        asker >> after
-        flow.execute()
-
-    assert flow.execution_context.completed_tasks == {"holder", "asker", "after", "plain"}
+    assert lending.run(plain).execution_context.completed_tasks == {"holder", "asker", "after", "plain"}
 
 
 def test_plain_values_are_cut_at_once_and_a_running_sibling_is_pending_in_it() -> None:
     seen = Seen()
 
-    with workflow("w", session_id="s", observers=[seen]) as flow:
+    def slow(context) -> str:
+        context.get_channel().get("list", default=[]).append(1)
+        assert seen.first("checkpoint_saved").wait(LONG)
+        return "done"
 
-        @task(inject_context=True)
-        def slow(context) -> str:
-            context.get_channel().get("list", default=[]).append(1)
-            assert seen.first("checkpoint_saved").wait(LONG)
-            return "done"
+    def asker(context) -> None:
+        context.get_channel().set("list", [0])
+        context.checkpoint()
 
-        @task(inject_context=True)
-        def asker(context) -> None:
-            context.get_channel().set("list", [0])
-            context.checkpoint()
-
-        flow.add(slow, asker)
-        flow.execute()
+    in_memory("w", session_id="s", observers=[seen]).add(of(slow), of(asker)).execute()
 
     restored, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.list_checkpoints("s")[-1].path)
     assert restored.task_queue.get_pending_tasks() == ["slow"]
@@ -393,61 +329,43 @@ def test_plain_values_are_cut_at_once_and_a_running_sibling_is_pending_in_it() -
 def test_a_readonly_get_is_no_loan_and_gives_arrays_that_cannot_be_written() -> None:
     seen = Seen()
 
-    with workflow("w", session_id="s", observers=[seen]) as flow:
-        flow.get_channel().set("array", numpy.zeros(3))
+    def reader(context) -> bool:
+        array = context.get_channel().get("array", readonly=True)
+        assert seen.first("checkpoint_saved").wait(LONG)
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+        return bool(array.flags.writeable)
 
-        @task(inject_context=True)
-        def reader(context) -> bool:
-            array = context.get_channel().get("array", readonly=True)
-            assert seen.first("checkpoint_saved").wait(LONG)
-            with pytest.raises(ValueError, match="read-only"):
-                array[0] = 1
-            return bool(array.flags.writeable)
+    def asker(context) -> None:
+        assert seen.first("task_started reader").wait(LONG)
+        context.checkpoint()
 
-        @task(inject_context=True)
-        def asker(context) -> None:
-            assert seen.first("task_started reader").wait(LONG)
-            context.checkpoint()
-
-        flow.add(reader, asker)
-        flow.execute()
+    flow = in_memory("w", session_id="s", observers=[seen]).add(of(reader), of(asker))
+    flow.get_channel().set("array", numpy.zeros(3))
+    flow.execute()
 
     assert flow.execution_context.get_result("reader") is False
 
 
 def test_a_result_that_is_an_array_is_handed_on_read_only() -> None:
-    with workflow("w") as flow:
+    def use(make: numpy.ndarray) -> None:
+        make[0] = 1
 
-        @task
-        def make() -> numpy.ndarray:
-            return numpy.zeros(3)
-
-        @task
-        def use(make: numpy.ndarray) -> None:
-            make[0] = 1
-
-        make >> use
-        with pytest.raises(ValueError, match="read-only"):
-            flow.execute()
+    with pytest.raises(ValueError, match="read-only"):
+        chain(task(id="make")(lambda: numpy.zeros(3)), use).execute()
 
 
 def test_siblings_work_on_one_live_array_and_nothing_is_lost() -> None:
     meeting = threading.Barrier(4, timeout=LONG)
 
-    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
-        flow.get_channel().set("array", numpy.zeros(4))
+    def part(context) -> None:
+        array, number = context.get_channel().get("array"), int(context.task_id)
+        meeting.wait()
+        array[number] = number + 1
 
-        def part(number: int) -> Any:
-            def fill(context) -> None:
-                array = context.get_channel().get("array")
-                meeting.wait()
-                array[number] = number + 1
-
-            return fill
-
-        for number in range(4):
-            task(id=f"part{number}", inject_context=True)(part(number))
-        flow.execute()
+    flow = in_memory("w", session_id="s", checkpoint=EveryTask()).add(*(of(part, name) for name in "0123"))
+    flow.get_channel().set("array", numpy.zeros(4))
+    flow.execute()
 
     assert flow.get_channel().get("array").tolist() == [1, 2, 3, 4]
     newest = CheckpointManager.get_latest("s")
@@ -460,32 +378,28 @@ def test_a_cut_is_taken_when_its_last_borrower_loses_a_race() -> None:
     lent = threading.Event()
     attempts: list[int] = []
 
-    with workflow("w", session_id="s", observers=[seen]) as flow:
-        flow.get_channel().set("box", Box(1))
-        flow.get_channel().set("count", 0)
+    def borrower(context) -> None:
+        channel = context.get_channel()
+        channel.get("box")
+        count = channel.get("count")
+        attempts.append(count)
+        lent.set()
+        assert seen.first("task_ended asker").wait(LONG)
+        channel.set("count", count + 1)
 
-        @task(inject_context=True, max_retries=1)
-        def borrower(context) -> None:
-            channel = context.get_channel()
-            channel.get("box")
-            count = channel.get("count")
-            attempts.append(count)
-            lent.set()
-            assert seen.first("task_ended asker").wait(LONG)
-            channel.set("count", count + 1)
+    def asker(context) -> None:
+        assert lent.wait(LONG)
+        context.get_channel().set("count", 10)
+        context.checkpoint()
 
-        @task(inject_context=True)
-        def asker(context) -> None:
-            assert lent.wait(LONG)
-            context.get_channel().set("count", 10)
-            context.checkpoint()
+    def plain() -> bool:
+        return seen.first("task_ended borrower").wait(LONG)
 
-        @task
-        def plain() -> bool:
-            return seen.first("task_ended borrower").wait(LONG)
-
-        flow.add(borrower, asker, plain)
-        flow.execute()
+    flow = in_memory("w", session_id="s", observers=[seen])
+    flow.add(of(borrower, max_retries=1), of(asker), of(plain))
+    flow.get_channel().set("box", Box(1))
+    flow.get_channel().set("count", 0)
+    flow.execute()
 
     assert attempts == [0, 10]
     assert seen.kinds("task_started", "task_ended", "checkpoint_saved")[3:-1] == [

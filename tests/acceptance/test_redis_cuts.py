@@ -20,7 +20,6 @@ from graflow_ckpt import (
     KeepLast,
     WhenIdle,
     Workflow,
-    task,
     workflow,
 )
 from graflow_ckpt.core.errors import CheckpointError, SchemaUnsupported
@@ -39,7 +38,7 @@ from tests.acceptance.fleet_tasks import named
 from tests.acceptance.fleets import Fleet as OwnFleet
 from tests.acceptance.places import Make, in_redis, session_in_redis
 from tests.chaos.pools import pools, until
-from tests.loops import LONG, cuts, loop
+from tests.loops import LONG, chain, cuts, loop, of
 from tests.servers import Server
 
 
@@ -72,11 +71,9 @@ def wide(members: int, *, meet: bool = False, **options: Any) -> Workflow:
     With `meet` three of them wait for each other, nine go on, and all others wait for a first cut.
     """
     then = after_a_cut if meet else short
-    with workflow("wide", "s", **options) as flow:
-        for number in range(members):
-            body = meets if meet and number < 3 else short if number < 12 else then
-            task(id=f"first{number}")(body) >> task(id=f"then{number}")(then)
-    return flow
+    bodies = [meets if meet and number < 3 else short if number < 12 else then for number in range(members)]
+    chains = (of(body, f"first{n}") >> of(then, f"then{n}") for n, body in enumerate(bodies))
+    return workflow("wide", "s", **options).add(*chains)
 
 
 def meets() -> None:
@@ -145,12 +142,9 @@ def test_an_interval_of_steps_is_a_policy_in_redis_too(redis_server: Server, mak
 
 def test_a_wave_is_through_when_nobody_runs_anything(fleet: Fleet) -> None:
     """A worker that has nothing to do is not yet a session that has nothing to do."""
-    with workflow("waves", "s", checkpoint=WhenIdle(), keep=KeepLast(99)) as flow:
-        wave = [task(id=f"a{number}")(short) for number in range(6)]
-        joined = wave[0]
-        for member in wave[1:]:
-            joined = joined | member
-        joined >> task(id="last", inject_context=True, max_retries=1, backoff=0.1, jitter=0.0)(second_time)
+    wave = tuple(of(short, f"a{number}") for number in range(6))
+    last = of(second_time, "last", max_retries=1, backoff=0.1, jitter=0.0)
+    flow = chain(wave, last, session_id="s", checkpoint=WhenIdle(), keep=KeepLast(99))
 
     fleet.work_together(submitted(fleet, flow))
 

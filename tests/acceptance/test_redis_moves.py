@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import redis
 
-from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionContext, task, workflow
+from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionContext, task
 from graflow_ckpt.core.errors import CheckpointError, SessionError
 from tests.acceptance.places import LOG, SESSION, Box, machine, machine_in_redis, session_in_redis
+from tests.loops import chain
 
 pytestmark = pytest.mark.usefixtures("client", "world")
 
@@ -97,9 +98,7 @@ def keyed(context: TaskExecutionContext) -> None:
 
 def test_a_fork_goes_its_own_way_with_new_idempotency_keys(client: redis.Redis) -> None:
     KEYS.clear()
-    with workflow("keyed") as flow:
-        flow.add(keyed)
-    context = session_in_redis(client, flow.graph, "keyed", session_id="first", max_steps=1)
+    context = session_in_redis(client, chain(keyed).graph, "keyed", session_id="first", max_steps=1)
     context.execute()
     path, _ = context.checkpoint(portable=True)
 
@@ -187,18 +186,15 @@ def test_a_session_goes_into_another_redis(client: redis.Redis, own_redis: Any) 
 
 def test_what_is_made_scheduled_and_waits_goes_along(client: redis.Redis, redis_url: str) -> None:
     """Tasks made at run time, task data, gates, retries: all that a state has."""
-    with workflow("all", max_parallel=1) as flow:
 
-        @task(inject_context=True)
-        def spawns(context: TaskExecutionContext) -> None:
-            for number in (1, 2):
-                context.next_task(made.bind(id=f"made{number}", number=number), before="joins")
+    def spawns(context: TaskExecutionContext) -> None:
+        for number in (1, 2):
+            context.next_task(made.bind(id=f"made{number}", number=number), before="joins")
 
-        @task(inject_context=True)
-        def joins(context: TaskExecutionContext) -> list[int]:
-            return [context.get_result("made1"), context.get_result("made2")]
+    def joins(context: TaskExecutionContext) -> list[int]:
+        return [context.get_result("made1"), context.get_result("made2")]
 
-        spawns >> joins
+    flow = chain(spawns, joins, max_parallel=1)
     context = session_in_redis(
         client, flow.graph, "spawns", session_id="all", max_steps=2, settings=flow.settings
     )

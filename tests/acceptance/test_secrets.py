@@ -21,13 +21,12 @@ import pytest
 from graflow_ckpt import CheckpointManager, EveryTask, ExecutionContext, TaskExecutionContext, task, workflow
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.core.errors import NotStorable, UnknownKey
-from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.core.task import Task
 from graflow_ckpt.stores.around.encoded import Encrypted
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.acceptance.command_line import COUNT, KILLED, graflow, program, steps
-from tests.acceptance.places import Make
+from tests.acceptance.places import Box, Make
+from tests.loops import chain, pair
 
 SECRET = "hunter2-hunter2"
 FETCH = """
@@ -102,14 +101,9 @@ def test_a_secret_that_is_added_later_is_refused() -> None:
 VALUE = "hunter2-in-a-value"
 
 
-class Box:
-    """A live value."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
+class Shown(Box):
     def __repr__(self) -> str:
-        return f"Box({self.text})"
+        return f"Shown({self.items})"
 
 
 def test_no_value_is_logged_when_it_is_saved_passed_on_tried_again_and_restored(
@@ -118,25 +112,21 @@ def test_no_value_is_logged_when_it_is_saved_passed_on_tried_again_and_restored(
     tries: list[int] = []
 
     def run(fails: bool) -> object:
-        with workflow("w", "s", checkpoint=EveryTask(), max_checkpoint_size_mb=0.02) as flow:
+        def one(context) -> dict[str, str]:
+            context.get_channel().set("box", Shown(VALUE))
+            context.get_channel().set("large", VALUE * 5000)  # more than may be saved
+            return {"password": VALUE}
 
-            @task(inject_context=True)
-            def one(context) -> dict[str, str]:
-                context.get_channel().set("box", Box(VALUE))
-                context.get_channel().set("large", VALUE * 5000)  # more than may be saved
-                return {"password": VALUE}
+        def two(context, one: dict[str, str]) -> str:
+            context.get_channel().set("large", "")
+            context.checkpoint({"note": VALUE})
+            tries.append(1)
+            if fails:
+                raise OSError("not now")
+            return one["password"]
 
-            @task(inject_context=True, max_retries=1)
-            def two(context, one: dict[str, str]) -> str:
-                context.get_channel().set("large", "")
-                context.checkpoint({"note": VALUE})
-                tries.append(1)
-                if fails:
-                    raise OSError("not now")
-                return one["password"]
-
-            one >> two
-            return flow.execute()
+        options = {"checkpoint": EveryTask(), "max_checkpoint_size_mb": 0.02, "max_retries": 1}
+        return chain(one, two, make=workflow, session_id="s", **options).execute()
 
     with caplog.at_level(logging.DEBUG):
         with pytest.raises(OSError, match="not now"):
@@ -217,11 +207,7 @@ def test_keys_of_the_environment_are_not_changed_by_a_command(monkeypatch: pytes
 def test_a_checkpoint_that_goes_to_a_plain_place_is_mentioned(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    graph = TaskGraph()
-    graph.add(Task("a", lambda: 1))
-    graph.compile(["a"])
-    store = f"encrypted+sqlite:///{tmp_path}/runs.db"
-    context = ExecutionContext.create(graph, "a", session_id="s", store=store)
+    context = pair(store=f"encrypted+sqlite:///{tmp_path}/runs.db").execution_context
 
     context.checkpoint(f"{tmp_path}/plain.pkl")
     context.home.close()
@@ -236,17 +222,12 @@ def test_a_store_that_the_program_has_made_keeps_its_sessions(tmp_path: Path) ->
     store = Encrypted(LocalStore(tmp_path / "kept"), fernet=FERNET)
 
     def run(limit: int) -> None:
-        with workflow("made", "s", store=store) as flow:
+        def count(context: TaskExecutionContext) -> int:
+            context.get_channel().set("secret", "nobody is to read this")
+            context.checkpoint()
+            return 1 // limit
 
-            @task(inject_context=True)
-            def count(context: TaskExecutionContext) -> int:
-                context.get_channel().set("secret", "nobody is to read this")
-                context.checkpoint()
-                if limit == 0:
-                    raise ZeroDivisionError
-                return limit
-
-            flow.execute()
+        chain(count, session_id="s", store=store).execute()
 
     with pytest.raises(ZeroDivisionError):
         run(0)
@@ -322,18 +303,11 @@ def test_what_needs_no_network_is_faster(kind: str, limit: float, tmp_path: Any)
 
 def test_a_hundred_sessions_at_once_each_come_to_their_own_result(store_url: str) -> None:
     def run(n: int) -> tuple[int, int]:
-        with workflow("w", f"h{n}", store=store_url, checkpoint=EveryTask()) as flow:
+        def two(one: int) -> int:
+            return one + 1
 
-            @task
-            def one() -> int:
-                return n
-
-            @task
-            def two(one: int) -> int:
-                return one + 1
-
-            flow.add(one >> two)
-            return n, flow.execute()
+        one = task(id="one")(lambda: n)
+        return n, chain(one, two, session_id=f"h{n}", store=store_url, checkpoint=EveryTask()).execute()
 
     with ThreadPoolExecutor(16) as threads:
         found = list(threads.map(run, range(100)))

@@ -15,9 +15,10 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graflow_ckpt import EveryTask, ExecutionContext, Workflow, task, workflow
+from graflow_ckpt import EveryTask, ExecutionContext, Workflow, task
 from graflow_ckpt.stores.around.keys import new_key
 from tests.acceptance.command_line import LONG
+from tests.loops import chain, of
 from tests.sharing import (
     ACTIONS,
     APPENDS,
@@ -77,45 +78,31 @@ def test_graphs_that_are_rewired_at_random_and_killed_anywhere_come_to_the_same(
 
 def results_flow(dies: set[str], **options: Any) -> Workflow:
     """A model and an optimizer that are results: nothing was ever set."""
-    with workflow("results", **options) as flow:
 
-        def alive(name: str) -> None:
-            if name in dies:
-                dies.remove(name)
-                raise Killed
+    def alive(name: str) -> None:
+        if name in dies:
+            dies.remove(name)
+            raise Killed
 
-        @task
-        def build() -> Any:
-            return model()
+    def make(build: Any) -> Any:
+        alive("make")
+        return SGD(build.edges)
 
-        @task
-        def make(build: Any) -> Any:
-            alive("make")
-            return SGD(build.edges)
+    def train(context: Any) -> None:
+        alive(context.task_id)
+        context.channel.get("make.__result__").step()
 
-        @task(inject_context=True)
-        def train(context: Any) -> None:
-            alive("train")
-            context.channel.get("make.__result__").step()
+    def forget(context: Any) -> None:
+        alive("forget")
+        context.channel.set("kept", context.channel.get("build.__result__"))
+        context.forget("build")
 
-        @task(inject_context=True)
-        def forget(context: Any) -> None:
-            alive("forget")
-            context.channel.set("kept", context.channel.get("build.__result__"))
-            context.forget("build")
+    def look(context: Any) -> Any:
+        alive("look")
+        return picture({name: context.channel.get(name) for name in ("kept", "make.__result__")})
 
-        @task(inject_context=True)
-        def more(context: Any) -> None:
-            alive("more")
-            context.channel.get("make.__result__").step()
-
-        @task(inject_context=True)
-        def look(context: Any) -> Any:
-            alive("look")
-            return picture({name: context.channel.get(name) for name in ("kept", "make.__result__")})
-
-        build >> make >> train >> forget >> more >> look
-    return flow
+    build = task(id="build")(lambda: model())
+    return chain(build, make, train, forget, of(train, "more"), look, workflow="results", **options)
 
 
 def results_as_values(dies: set[str], **options: Any) -> Any:
@@ -136,31 +123,24 @@ def test_results_that_share_stay_one_when_they_are_changed_and_when_one_is_forgo
 def training(dies: set[str], body: Callable[[Any], None], **options: Any) -> Any:
     """A model and its optimizer; the `step` between is given, and the look may die first."""
     own = {name: options.pop(name) for name in ("timeout", "max_retries") if name in options}
-    with workflow("training", session_id="s", **options) as flow:
 
-        @task(inject_context=True)
-        def begin(context: Any) -> None:
-            made = model()
-            context.channel.set("model", made)
-            context.channel.set("opt", SGD(made.edges))
-            context.channel.set("layer", made.edges[0])
+    def begin(context: Any) -> None:
+        made = model()
+        context.channel.set("model", made)
+        context.channel.set("opt", SGD(made.edges))
+        context.channel.set("layer", made.edges[0])
 
-        step = task(id="step", inject_context=True, **own)(body)
+    def again(context: Any) -> None:
+        context.channel.get("layer").value += 1.0
 
-        @task(inject_context=True)
-        def again(context: Any) -> None:
-            context.channel.get("layer").value += 1.0
+    def look(context: Any) -> Any:
+        if "look" in dies:
+            dies.remove("look")
+            raise Killed
+        return picture({name: context.channel.get(name) for name in ("model", "opt", "layer")})
 
-        @task(inject_context=True)
-        def look(context: Any) -> Any:
-            if "look" in dies:
-                dies.remove("look")
-                raise Killed
-            return picture({name: context.channel.get(name) for name in ("model", "opt", "layer")})
-
-        begin >> step >> again >> look
     try:
-        return flow.execute()
+        return chain(begin, of(body, "step", **own), again, look, session_id="s", **options).execute()
     except Killed:
         return training(dies, body, **own, **options)
 
@@ -216,36 +196,29 @@ def test_a_member_on_loan_to_a_sibling_is_made_durable_by_a_checkpoint(
     meeting = threading.Barrier(2, timeout=LONG)
     dies = {"look"}
 
+    def begin(context: Any) -> None:
+        made = model()
+        context.channel.set("model", made)
+        context.channel.set("opt", SGD(made.edges))
+
+    def left(context: Any) -> None:
+        optimizer = context.channel.get("opt")
+        meeting.wait()
+        optimizer.step()
+
+    def right(context: Any) -> None:
+        made = context.channel.get("model")
+        meeting.wait()
+        made.value += 1.0
+
     def run_it(durability: Any) -> Any:
-        with workflow("siblings", session_id="s", durability=durability) as flow:
+        def look(context: Any) -> Any:
+            if durability == "journal" and dies:
+                dies.clear()
+                raise Killed
+            return picture({name: context.channel.get(name) for name in ("model", "opt")})
 
-            @task(inject_context=True)
-            def begin(context: Any) -> None:
-                made = model()
-                context.channel.set("model", made)
-                context.channel.set("opt", SGD(made.edges))
-
-            @task(inject_context=True)
-            def left(context: Any) -> None:
-                optimizer = context.channel.get("opt")
-                meeting.wait()
-                optimizer.step()
-
-            @task(inject_context=True)
-            def right(context: Any) -> None:
-                made = context.channel.get("model")
-                meeting.wait()
-                made.value += 1.0
-
-            @task(inject_context=True)
-            def look(context: Any) -> Any:
-                if durability == "journal" and dies:
-                    dies.clear()
-                    raise Killed
-                return picture({name: context.channel.get(name) for name in ("model", "opt")})
-
-            begin >> (left | right) >> look
-        return flow.execute()
+        return chain(begin, (left, right), look, session_id="s", durability=durability).execute()
 
     whole = run_it("none")
     with pytest.raises(Killed):
@@ -284,27 +257,23 @@ def test_what_a_task_is_given_as_data_is_a_copy(durability: Any) -> None:
     seen: list[float] = []
     dies = {"killed"} if durability == "journal" else set()
 
+    def turn(context: Any, data: Any = None) -> None:
+        if data is None:
+            given = Node(1.0)
+            context.channel.set("model", given)
+            context.next_iteration(given)
+            context.next_task("change", data=None)
+            return
+        if dies:
+            dies.clear()
+            raise Killed
+        seen.append(data.value)
+
+    def change(context: Any, data: Any = None) -> None:
+        context.channel.get("model").value += 1.0
+
     def run_it() -> None:
-        with workflow("data", session_id="s", durability=durability) as flow:
-
-            @task(inject_context=True)
-            def turn(context: Any, data: Any = None) -> None:
-                if data is None:
-                    given = Node(1.0)
-                    context.channel.set("model", given)
-                    context.next_iteration(given)
-                    context.next_task("change", data=None)
-                    return
-                if dies:
-                    dies.clear()
-                    raise Killed
-                seen.append(data.value)
-
-            @task(inject_context=True, priority=5)
-            def change(context: Any, data: Any = None) -> None:
-                context.channel.get("model").value += 1.0
-
-        flow.execute("turn")
+        chain(turn, session_id="s", durability=durability).add(of(change, priority=5)).execute("turn")
 
     try:
         run_it()
@@ -372,60 +341,38 @@ def test_graphs_that_are_rewired_at_random_come_to_the_same_in_redis(
 def test_results_that_share_stay_one_in_redis(url: str) -> None:
     whole = results_as_values(set(), durability="none")
 
-    found = ExecutionContext.create(
-        results_flow(set()).graph, session_id="s", queue_backend="redis", channel_backend="redis",
-        config={"redis_url": url},
-    ).execute()  # fmt: skip
-
-    assert found == whole
+    assert in_redis_of(url, results_flow(set())).execute() == whole
 
 
 def test_of_two_that_write_through_two_names_the_second_runs_again(url: str) -> None:
     """With one name each: neither has asked for what the other one writes."""
     meeting, attempts = threading.Barrier(2, timeout=LONG), []
 
-    with workflow("writers") as flow:
+    def begin(context: Any) -> None:
+        node = Node(0.0)
+        context.channel.set("a", Node(0.0, node))
+        context.channel.set("b", Node(0.0, node))
 
-        @task(inject_context=True)
-        def begin(context: Any) -> None:
-            node = Node(0.0)
-            context.channel.set("a", Node(0.0, node))
-            context.channel.set("b", Node(0.0, node))
+    def write(context: Any) -> None:
+        value = context.channel.get(context.task_id)
+        attempts.append(context.task_id)
+        if len(attempts) <= 2:
+            meeting.wait()
+        value.edges[0].value += {"a": 1.0, "b": 10.0}[context.task_id]
 
-        def write(context: Any, name: str, amount: float) -> None:
-            value = context.channel.get(name)
-            attempts.append(name)
-            if len(attempts) <= 2:
-                meeting.wait()
-            value.edges[0].value += amount
+    def look(context: Any) -> list[float]:
+        a, b = context.channel.get("a"), context.channel.get("b")
+        return [a.edges[0].value, b.edges[0].value, float(a.edges[0] is b.edges[0])]
 
-        @task(inject_context=True)
-        def left(context: Any) -> None:
-            write(context, "a", 1.0)
+    flow = chain(begin, (of(write, "a"), of(write, "b")), look)
 
-        @task(inject_context=True)
-        def right(context: Any) -> None:
-            write(context, "b", 10.0)
-
-        @task(inject_context=True)
-        def look(context: Any) -> list[float]:
-            a, b = context.channel.get("a"), context.channel.get("b")
-            return [a.edges[0].value, b.edges[0].value, float(a.edges[0] is b.edges[0])]
-
-        begin >> (left | right) >> look
-    context = ExecutionContext.create(
-        flow.graph, session_id="s", queue_backend="redis", channel_backend="redis", config={"redis_url": url}
-    )
-
-    assert context.execute() == [11.0, 11.0, 1.0]
+    assert in_redis_of(url, flow).execute() == [11.0, 11.0, 1.0]
     assert len(attempts) == 3
 
 
-def fields(url: str) -> list[str]:
-    client = redis.Redis.from_url(url)
-    found = [field.decode() for field in client.hkeys("graflow:{s}:v")]
-    client.close()
-    return found
+def in_redis_of(url: str, flow: Workflow) -> ExecutionContext:
+    there: dict[str, Any] = {"queue_backend": "redis", "channel_backend": "redis"}
+    return ExecutionContext.create(flow.graph, session_id="s", config={"redis_url": url}, **there)
 
 
 def test_a_bundle_goes_with_the_last_name_that_was_in_it(url: str) -> None:
@@ -440,14 +387,16 @@ def test_a_bundle_goes_with_the_last_name_that_was_in_it(url: str) -> None:
     def both(channel: Any) -> None:
         channel.set("b", Node(3.0))
 
-    run_shared(url, [begin, one], set())
-    kept = [field[0] for field in fields(url) if not field[1:].startswith("turn")]
-    redis.Redis.from_url(url).flushall()
-    run_shared(url, [begin, one, both], set())
-    gone = [field[0] for field in fields(url) if not field[1:].startswith("turn")]
+    client = redis.Redis.from_url(url)
+    found = []
+    for rounds in ([begin, one], [begin, one, both]):
+        run_shared(url, rounds, set())
+        fields = [field.decode() for field in client.hkeys("graflow:{s}:v")]
+        found.append(sorted(field[0] for field in fields if not field[1:].startswith("turn")))
+        client.flushall()
+    client.close()
 
-    assert sorted(kept) == ["#", "#", "*", "=", "=", "~"]
-    assert sorted(gone) == ["#", "#", "=", "="]
+    assert found == [["#", "#", "*", "=", "=", "~"], ["#", "#", "=", "="]]
 
 
 @pytest.mark.parametrize("way", ["fork", "rewind", "memory", "into redis"])
@@ -535,7 +484,6 @@ class Steps:
 def test_a_list_that_a_live_value_holds_is_reported_as_kept_apart(
     together: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @task(inject_context=True)
     def begin(context: Any) -> None:
         weights = [0.5]
         if together:
@@ -545,8 +493,7 @@ def test_a_list_that_a_live_value_holds_is_reported_as_kept_apart(
             context.get_channel().set("steps", Steps(weights))
             context.get_channel().set("other", [1])
 
-    with workflow("apart", session_id="s") as flow:
-        flow.execute(begin)
+    chain(begin, session_id="s").execute()
 
     said = [record.getMessage() for record in caplog.records if "kept as a copy" in record.message]
     assert len(said) == (0 if together else 1)

@@ -407,6 +407,3 @@ def test_a_join_waits_for_what_was_still_to_come_when_the_checkpoint_was_taken()
 
     assert result == "first and asks"
     assert RAN == ["first", "asks", "both"]
-
-
-# --- errors -----------------------------------------------------------------------------

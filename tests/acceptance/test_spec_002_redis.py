@@ -5,7 +5,6 @@ RedisChannel. Queue and values stay where they are; a checkpoint says only whose
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from graflow_ckpt import (
 )
 from graflow_ckpt.core.errors import CheckpointError, NoSession, ServerGone, SessionError
 from graflow_ckpt.sessions.redis.keys import keys_of
-from tests.acceptance.command_line import run, started, written
+from tests.acceptance.command_line import ended, run, started, written
 from tests.acceptance.places import LOG, SESSION, WORLD, files_of, machine_in_redis, step
 from tests.servers import Server
 from tests.stretch import until
@@ -338,22 +337,17 @@ def from_another_host(client: redis.Redis) -> None:
 
 def run_there(program: Path, *arguments: str) -> str:
     """Run under another host name; without the right to have one, under a name that Python alone sees."""
-    probe = subprocess.run(["unshare", "--uts", "true"], capture_output=True)
-    command = [sys.executable, str(program), *arguments]
-    if probe.returncode == 0:
+    command, environment = [sys.executable, str(program), *arguments], {}
+    if subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode == 0:
         command = ["unshare", "--uts", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh", *command]
-        done = subprocess.run(command, capture_output=True, text=True)
     else:
         site = program.parent / "named"
         site.mkdir()
         (site / "sitecustomize.py").write_text(
             "import os, platform, socket\nsocket.gethostname = platform.node = lambda: 'elsewhere'\n"
         )
-        done = subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(site)}
-        )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+        environment["PYTHONPATH"] = str(site)
+    return ended(command, 0, "", environment).out
 
 
 # --- what cannot be gone on with is said --------------------------------------------------
@@ -454,6 +448,3 @@ def test_a_session_that_lives_in_redis_is_not_started_in_memory(client: redis.Re
         flow.execute()
 
     assert "ExecutionContext.resume" in refusal.value.hint
-
-
-# --- programs and inputs ------------------------------------------------------------------

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt import Backoff, Event, task, workflow
+from graflow_ckpt import Backoff, Event
 from graflow_ckpt.core.errors import TaskTimeout
 from tests.acceptance.command_line import LONG, gone, run, written
-from tests.acceptance.places import Make
+from tests.acceptance.places import Make, idle
+from tests.loops import chain, of
 from tests.stretch import stretched
 
 
@@ -28,9 +29,14 @@ def pids_in(file: Path) -> list[int]:
 # --- in a child process ----------------------------------------------------------------
 
 
-def stubborn(file: str) -> None:
+def note(file: str, *more: int) -> None:
+    """Write down the processes that are to be gone."""
     with open(file, "a") as out:
-        print(os.getpid(), file=out)
+        print(os.getpid(), *more, file=out)
+
+
+def stubborn(file: str) -> None:
+    note(file)
     while True:
         try:
             while True:
@@ -40,22 +46,19 @@ def stubborn(file: str) -> None:
 
 
 def in_c(file: str) -> None:
-    with open(file, "a") as out:
-        print(os.getpid(), file=out)
+    note(file)
     ctypes.PyDLL(None).sleep(60)  # PyDLL: holds the interpreter lock
 
 
 def on_a_lock(file: str) -> None:
-    with open(file, "a") as out:
-        print(os.getpid(), file=out)
+    note(file)
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
 
 
 def busy_in_c(file: str) -> None:
-    with open(file, "a") as out:
-        print(os.getpid(), file=out)
+    note(file)
     pow(3, 10**8, 10**3_000_000 + 7)  # one C call of many minutes
 
 
@@ -65,8 +68,7 @@ def with_children(file: str) -> None:
     if not forked:
         while True:
             signal.pause()
-    with open(file, "a") as out:
-        print(os.getpid(), own.pid, forked, file=out)
+    note(file, own.pid, forked)
     own.wait()
 
 
@@ -77,14 +79,13 @@ BODIES = [stubborn, in_c, on_a_lock, busy_in_c, with_children]
 def test_a_timeout_ends_the_code_in_a_child_within_a_second(body, tmp_path: Path) -> None:
     file = tmp_path / "pids"
     limit = stretched(1.5)  # a child is started in it
+    flow = chain(of(body, "hang", isolation="process", timeout=limit))
+    flow.get_channel().set("file", str(file))
 
-    with workflow("w") as flow:
-        task(id="hang", isolation="process", timeout=limit)(body)
-        flow.get_channel().set("file", str(file))
-        began = time.monotonic()
-        with pytest.raises(TaskTimeout):
-            flow.execute()
-        took = time.monotonic() - began
+    began = time.monotonic()
+    with pytest.raises(TaskTimeout):
+        flow.execute()
+    took = time.monotonic() - began
 
     pids = pids_in(file)
     assert took < limit + stretched(1.0)
@@ -93,37 +94,30 @@ def test_a_timeout_ends_the_code_in_a_child_within_a_second(body, tmp_path: Path
 
 
 def test_a_retry_runs_in_a_process_of_its_own_after_a_timeout(tmp_path: Path, workflow: Make) -> None:
-    with workflow("w") as flow:
-        flow.get_channel().set("file", str(tmp_path / "pids"))
+    def a(context, file: str) -> str:
+        context.get_channel().set(f"trace{context.attempt}", 1)
+        if context.attempt == 1:
+            stubborn(file)
+        return "second"
 
-        @task(isolation="process", inject_context=True, timeout=stretched(1.5), max_retries=1)
-        def a(context, file: str) -> str:
-            context.get_channel().set(f"trace{context.attempt}", 1)
-            if context.attempt == 1:
-                stubborn(file)
-            return "second"
+    flow = chain(a, make=workflow, isolation="process", timeout=stretched(1.5), max_retries=1)
+    flow.get_channel().set("file", str(tmp_path / "pids"))
 
-        assert flow.execute() == "second"
-
+    assert flow.execute() == "second"
     assert flow.get_channel().keys() == ["file", "trace2", "a.__result__"]
 
 
 def test_what_a_body_left_running_ends_with_its_attempt(workflow: Make) -> None:
-    with workflow("w") as flow:
+    def a() -> int:
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid
 
-        @task(isolation="process")
-        def a() -> int:
-            return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid
-
-        pid = flow.execute()
-
-    assert gone(pid, 1)
+    assert gone(chain(a, make=workflow, isolation="process").execute(), 1)
 
 
 # --- in a thread -----------------------------------------------------------------------
 
 
-def swallow(file: str) -> None:
+def swallow() -> None:
     deadline = time.monotonic() + 3
     while time.monotonic() < deadline:
         try:
@@ -133,11 +127,11 @@ def swallow(file: str) -> None:
             pass
 
 
-def blocked_in_c(file: str) -> None:
+def blocked_in_c() -> None:
     ctypes.CDLL(None).sleep(3)
 
 
-def blocked_on_a_lock(file: str) -> None:
+def blocked_on_a_lock() -> None:
     lock = threading.Lock()
     lock.acquire()
     lock.acquire(timeout=3)
@@ -147,19 +141,15 @@ def blocked_on_a_lock(file: str) -> None:
 def test_a_thread_that_hangs_holds_up_neither_a_retry_nor_the_end(body) -> None:
     attempts = []
 
-    with workflow("w") as flow:
-        flow.get_channel().set("file", "")
+    def hang(context) -> str:
+        attempts.append(context.attempt)
+        if context.attempt == 1:
+            body()
+        return "second"
 
-        @task(inject_context=True, timeout=stretched(0.2), max_retries=1)
-        def hang(context, file: str) -> str:
-            attempts.append(context.attempt)
-            if context.attempt == 1:
-                body(file)
-            return "second"
-
-        began = time.monotonic()
-        assert flow.execute() == "second"
-        took = time.monotonic() - began
+    began = time.monotonic()
+    assert chain(hang, timeout=stretched(0.2), max_retries=1).execute() == "second"
+    took = time.monotonic() - began
 
     assert attempts == [1, 2]
     assert took < stretched(2)
@@ -168,35 +158,25 @@ def test_a_thread_that_hangs_holds_up_neither_a_retry_nor_the_end(body) -> None:
 def test_a_timeout_in_a_thread_says_how_code_can_be_ended() -> None:
     release = threading.Event()
 
-    with workflow("w") as flow:
+    def hang() -> None:
+        release.wait(LONG)
 
-        @task(timeout=0.05)
-        def hang() -> None:
-            release.wait(LONG)
-
-        with pytest.raises(TaskTimeout, match="isolation='process'"):
-            flow.execute()
-        release.set()
+    with pytest.raises(TaskTimeout, match="isolation='process'"):
+        chain(hang, timeout=0.05).execute()
+    release.set()
 
 
 def test_a_task_killed_by_its_timeout_leaves_no_channel_write_behind() -> None:
     release = threading.Event()
 
-    with workflow("w", on_failure="continue") as flow:
+    def slow(context) -> None:
+        context.get_channel().set("half", "done")
+        context.get_channel().append("log", "done")
+        release.wait(LONG)
 
-        @task(inject_context=True, timeout=0.1)
-        def slow(context) -> None:
-            context.get_channel().set("half", "done")
-            context.get_channel().append("log", "done")
-            release.wait(LONG)
-
-        @task
-        def other() -> str:
-            return "ran"
-
-        flow.add(slow, other)
-        flow.execute()
-        release.set()
+    flow = chain(slow, timeout=0.1, on_failure="continue").add(*idle("other"))
+    flow.execute()
+    release.set()
 
     assert flow.get_channel().keys() == ["other.__result__"]
 
@@ -205,35 +185,31 @@ def test_every_call_of_an_attempt_that_is_over_is_refused(workflow: Make) -> Non
     over, done = threading.Event(), threading.Event()
     refused: list[str] = []
 
-    with workflow(
-        "w", on_failure="continue", observers=[lambda e: e.kind == "task_ended" and over.set()]
-    ) as flow:
+    def slow(context) -> None:
+        channel = context.get_channel()
+        assert over.wait(LONG)
+        calls = {
+            "get": lambda: channel.get("x"),
+            "set": lambda: channel.set("x", 1),
+            "append": lambda: channel.append("x", 1),
+            "checkpoint": context.checkpoint,
+            "next_iteration": context.next_iteration,
+            "next_task": lambda: context.next_task("slow"),
+            "terminate": context.terminate_workflow,
+            "cancel": context.cancel_workflow,
+            "progress": lambda: context.progress(1),
+        }
+        for name, call in calls.items():
+            try:
+                call()
+            except TaskTimeout:
+                refused.append(name)
+        if context.cancelled:
+            refused.append("cancelled")
+        done.set()
 
-        @task(inject_context=True, timeout=0.05)
-        def slow(context) -> None:
-            channel = context.get_channel()
-            assert over.wait(LONG)
-            calls = {
-                "get": lambda: channel.get("x"),
-                "set": lambda: channel.set("x", 1),
-                "append": lambda: channel.append("x", 1),
-                "checkpoint": context.checkpoint,
-                "next_iteration": context.next_iteration,
-                "next_task": lambda: context.next_task("slow"),
-                "terminate": context.terminate_workflow,
-                "cancel": context.cancel_workflow,
-                "progress": lambda: context.progress(1),
-            }
-            for name, call in calls.items():
-                try:
-                    call()
-                except TaskTimeout:
-                    refused.append(name)
-            if context.cancelled:
-                refused.append("cancelled")
-            done.set()
-
-        flow.execute()
+    ending = [lambda e: e.kind == "task_ended" and over.set()]
+    chain(slow, make=workflow, timeout=0.05, on_failure="continue", observers=ending).execute()
 
     assert done.wait(LONG)
     assert refused == [
@@ -264,59 +240,38 @@ def test_a_coroutine_is_cancelled_at_its_deadline(workflow: Make) -> None:
     ended = threading.Event()
     seen: list[Event] = []
 
-    with workflow("w", observers=[seen.append]) as flow:
+    async def hang() -> None:
+        try:
+            await asyncio.sleep(LONG)
+        finally:
+            ended.set()
 
-        @task(timeout=0.1)
-        async def hang() -> None:
-            try:
-                await asyncio.sleep(LONG)
-            finally:
-                ended.set()
-
-        with pytest.raises(TaskTimeout):
-            flow.execute()
+    with pytest.raises(TaskTimeout):
+        chain(hang, make=workflow, timeout=0.1, observers=[seen.append]).execute()
 
     assert ended.wait(1)
     assert not [event for event in seen if event.kind == "task_late"]
 
 
-def test_a_coroutine_that_swallows_its_cancellation_is_fenced(workflow: Make) -> None:
+def test_a_coroutine_that_swallows_its_cancellation_is_fenced_and_retried(workflow: Make) -> None:
     swallowed, finish = threading.Event(), threading.Event()
 
-    with workflow("w") as flow:
+    async def stubborn(context) -> str:
+        if context.attempt == 2:
+            finish.set()
+            return "second"
+        context.get_channel().set("x", 1)
+        try:
+            await asyncio.sleep(LONG)
+        except asyncio.CancelledError:
+            swallowed.set()
+            while not finish.is_set():
+                await asyncio.sleep(0.001)
+        return "first"
 
-        @task(inject_context=True, timeout=stretched(0.1), max_retries=1)
-        async def stubborn(context) -> str:
-            if context.attempt == 2:
-                finish.set()
-                return "second"
-            context.get_channel().set("x", 1)
-            try:
-                await asyncio.sleep(LONG)
-            except asyncio.CancelledError:
-                swallowed.set()
-                while not finish.is_set():
-                    await asyncio.sleep(0.001)
-            return "first"
+    options = {"timeout": stretched(0.1), "max_retries": 1, "backoff": Backoff(0.05)}
+    flow = chain(stubborn, make=workflow, **options)
 
-        assert flow.execute() == "second"
-
+    assert flow.execute() == "second"
     assert swallowed.is_set()
     assert "x" not in flow.get_channel()
-
-
-def test_a_coroutine_is_retried_after_its_timeout_with_backoff(workflow: Make) -> None:
-    attempts = []
-
-    with workflow("w") as flow:
-
-        @task(inject_context=True, timeout=stretched(0.1), max_retries=1, backoff=Backoff(0.05))
-        async def slow(context) -> str:
-            attempts.append(context.attempt)
-            if context.attempt == 1:
-                await asyncio.sleep(LONG)
-            return "second"
-
-        assert flow.execute() == "second"
-
-    assert attempts == [1, 2]

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, DeleteOnSuccess, EveryTask, KeepLast, OfAll, task, workflow
+from graflow_ckpt import CheckpointManager, DeleteOnSuccess, EveryTask, KeepLast, OfAll
 from graflow_ckpt.checkpoint import archive, history, journal, model
 from graflow_ckpt.checkpoint.program.program import Program
 from graflow_ckpt.checkpoint.seals import seal
@@ -36,7 +36,9 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.around.keys import Keyring, new_key
 from tests.acceptance.places import LONG, Box, Seen, idle
-from tests.golden import layouts, make
+from tests.golden import layouts
+from tests.golden.make import KEY
+from tests.loops import chain, loop, of, pair
 from tests.stretch import stretched
 from tests.trios import all_of, writer
 
@@ -53,17 +55,7 @@ class Place:
     ring: Keyring
 
     def run(self, **settings: Any) -> Any:
-        @task
-        def one() -> int:
-            return 1
-
-        @task
-        def two(one: int) -> int:
-            return one + 1
-
-        with workflow("tomorrow", session_id="s", store=self.url, **settings) as flow:
-            one >> two
-            return flow.execute()
+        return pair(store=self.url, **settings).execute()
 
     def newest(self) -> tuple[str, archive.Found]:
         ((path, found), *_) = history.newest(self.store, self.ring, "s")
@@ -83,7 +75,7 @@ class Place:
                 found.metadata, path=later, sequence=sequence, epoch=lease.epoch,
                 checkpoint_id=f"chk_{1:032x}", needs=["rounds"], **changes,
             )  # fmt: skip
-            program = Program(found.facts["graph"], context.payload["code"], workflow="tomorrow")
+            program = Program(found.facts["graph"], context.payload["code"], workflow="w")
             archive.save(self.store, self.ring, lease, capture(state), program, metadata)
         finally:
             lease.release()
@@ -121,7 +113,7 @@ class Place:
 
 @pytest.fixture(params=["folder", "sqlite", "redis", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", make.KEY)
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", KEY)
     if request.param == "folder":
         url = str(tmp_path / "checkpoints")
         yield Place(url, open_store(url), Keyring.load())
@@ -244,7 +236,7 @@ def test_a_journal_that_no_seal_holds_for_is_damaged_and_not_later(
 
 
 def test_a_later_schema_is_refused_if_it_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", make.KEY)
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", KEY)
     url = str(tmp_path / "checkpoints")
     place = Place(url, open_store(url), Keyring.load())
     place.run()
@@ -270,21 +262,19 @@ def training(fails: bool, **options: Any) -> tuple[list[Any], Any, list[int]]:
     """Three epochs on a live model; in the second one, after its change, the first attempt fails."""
     attempts = []
 
-    with workflow("w", **options) as flow:
-        flow.get_channel().set("model", Box(0))
+    def epoch(context) -> None:
+        model = context.get_channel().get("model")
+        attempts.append(context.attempt)
+        model.items.append(context.cycle)
+        if fails and context.cycle == 1 and context.attempt < 3:
+            model.items.append("half")
+            raise OSError("flaky")
+        if context.cycle < 2:
+            context.next_iteration()
 
-        @task(inject_context=True, max_retries=2)
-        def epoch(context) -> None:
-            model = context.get_channel().get("model")
-            attempts.append(context.attempt)
-            model.items.append(context.cycle)
-            if fails and context.cycle == 1 and context.attempt < 3:
-                model.items.append("half")
-                raise OSError("flaky")
-            if context.cycle < 2:
-                context.next_iteration()
-
-        flow.execute()
+    flow = chain(epoch, max_retries=2, **options)
+    flow.get_channel().set("model", Box(0))
+    flow.execute()
     return flow.get_channel().get("model").items, flow.execution_context, attempts
 
 
@@ -303,34 +293,30 @@ def test_a_torn_value_takes_the_session_back_to_its_cut_and_the_end_is_the_same(
     assert seen.kinds("session_went_back") == ["session_went_back epoch"] * 2
 
 
+def make(context) -> None:
+    context.get_channel().set("box", Box())
+
+
 def test_going_back_gives_fresh_objects_and_takes_siblings_back_too() -> None:
     meeting = threading.Barrier(2, timeout=LONG)
     boxes: list[Any] = []
 
-    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
+    def tears(context) -> None:
+        box = context.get_channel().get("box")
+        boxes.append(box)
+        if context.attempt == 1:
+            meeting.wait()
+            box.items.append("half")
+            raise OSError
+        box.items.append("whole")
 
-        @task(inject_context=True)
-        def make(context) -> None:
-            context.get_channel().set("box", Box())
+    def sibling(context) -> None:
+        if not boxes or len(boxes) < 2:
+            meeting.wait()
+        context.get_channel().append("log", "sibling")
 
-        @task(inject_context=True, max_retries=1)
-        def tears(context) -> None:
-            box = context.get_channel().get("box")
-            boxes.append(box)
-            if context.attempt == 1:
-                meeting.wait()
-                box.items.append("half")
-                raise OSError
-            box.items.append("whole")
-
-        @task(inject_context=True)
-        def sibling(context) -> None:
-            if not boxes or len(boxes) < 2:
-                meeting.wait()
-            context.get_channel().append("log", "sibling")
-
-        make >> (tears | sibling)
-        flow.execute()
+    flow = chain(make, (of(tears, max_retries=1), sibling), session_id="s", checkpoint=EveryTask())
+    flow.execute()
 
     assert boxes[0] is not boxes[1]
     assert flow.get_channel().get("box").items == ["whole"]
@@ -338,18 +324,16 @@ def test_going_back_gives_fresh_objects_and_takes_siblings_back_too() -> None:
 
 
 def test_a_torn_value_without_a_cut_stops_the_session_by_name() -> None:
-    with workflow("w") as flow:
-        flow.get_channel().set("box", Box())
+    def tears(context) -> None:
+        context.get_channel().get("box").items.append("half")
+        raise OSError("flaky")
 
-        @task(inject_context=True, max_retries=1)
-        def tears(context) -> None:
-            context.get_channel().get("box").items.append("half")
-            raise OSError("flaky")
-
-        with pytest.raises(
-            ValueTorn, match=r"'tears' failed .* 'box' in place, and there is no checkpoint"
-        ) as torn:
-            flow.execute()
+    flow = chain(tears, max_retries=1)
+    flow.get_channel().set("box", Box())
+    with pytest.raises(
+        ValueTorn, match=r"'tears' failed .* 'box' in place, and there is no checkpoint"
+    ) as torn:
+        flow.execute()
 
     assert isinstance(torn.value.__cause__, OSError)
     assert torn.value.name == "box"
@@ -359,74 +343,59 @@ def test_a_failed_attempt_that_changed_nothing_is_retried_without_going_back() -
     seen = Seen()
     boxes = []
 
-    with workflow("w", session_id="s", checkpoint=EveryTask(), observers=[seen]) as flow:
-        flow.get_channel().set("box", Box(1))
+    def flaky(context) -> None:
+        boxes.append(context.get_channel().get("box"))
+        if context.attempt == 1:
+            raise OSError
 
-        @task(inject_context=True, max_retries=1)
-        def flaky(context) -> None:
-            boxes.append(context.get_channel().get("box"))
-            if context.attempt == 1:
-                raise OSError
-
-        flow.execute()
+    flow = chain(flaky, max_retries=1, session_id="s", checkpoint=EveryTask(), observers=[seen])
+    flow.get_channel().set("box", Box(1))
+    flow.execute()
 
     assert boxes[0] is boxes[1]
     assert seen.kinds("session_went_back") == []
 
 
-LAST = [("fails", OSError), ("cancels", WorkflowCancelled), ("is refused", GraphError)]
-
-
-def test_after_the_last_retry_the_cut_before_stands(tmp_path: Path) -> None:
-    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
-
-        @task(inject_context=True)
-        def make(context) -> None:
-            context.get_channel().set("box", Box(1))
-
-        @task(inject_context=True, max_retries=1)
-        def tears(context) -> None:
-            context.get_channel().get("box").items.append(context.attempt)
-            raise OSError(context.attempt)
-
-        make >> tears
-        with pytest.raises(OSError, match="2") as failed:
-            flow.execute()
-
-    assert "graflow-ckpt resume s" in failed.value.__notes__[0]
+def check_cut_before() -> None:
+    """The newest checkpoint is that of the first task."""
     restored, metadata = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest("s"))
     assert metadata.steps == 1
-    assert restored.get_channel().get("box").items == [1]
+    assert restored.get_channel().get("box").items == []
 
 
-@pytest.mark.parametrize(("how", "error"), LAST)
+def test_after_the_last_retry_the_cut_before_stands() -> None:
+    def tears(context) -> None:
+        context.get_channel().get("box").items.append(context.attempt)
+        raise OSError(context.attempt)
+
+    with pytest.raises(OSError, match="2") as failed:
+        chain(make, tears, max_retries=1, session_id="s", checkpoint=EveryTask()).execute()
+
+    assert "graflow-ckpt resume s" in failed.value.__notes__[0]
+    check_cut_before()
+
+
+@pytest.mark.parametrize(
+    ("how", "error"), [("fails", OSError), ("cancels", WorkflowCancelled), ("is refused", GraphError)]
+)
 def test_no_cut_photographs_what_a_last_attempt_may_have_changed(
     how: str, error: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with workflow("w", session_id="s", checkpoint=EveryTask(), max_parallel=1) as flow:
+    def tears(context) -> None:
+        context.get_channel().get("box").items.append("half")
+        if how == "cancels":
+            context.cancel_workflow("no more")
+        if how == "fails":
+            raise OSError("no more")
+        context.next_task("left", goto=True)  # refused: `join` does not wait for this task
 
-        @task(inject_context=True)
-        def make(context) -> None:
-            context.get_channel().set("box", Box(1))
+    left, right, join = idle("left", "right", "join")
+    begin = of(make)
+    flow = chain(begin, tears, session_id="s", checkpoint=EveryTask(), max_parallel=1)
+    with pytest.raises(error):
+        flow.add(begin >> (left | right) >> join).execute()
 
-        @task(inject_context=True)
-        def tears(context) -> None:
-            context.get_channel().get("box").items.append("half")
-            if how == "cancels":
-                context.cancel_workflow("no more")
-            if how == "fails":
-                raise OSError("no more")
-            context.next_task("left", goto=True)  # refused: `join` does not wait for this task
-
-        left, right, join = idle("left", "right", "join")
-        make >> tears
-        make >> (left | right) >> join
-        with pytest.raises(error):
-            flow.execute()
-
-    restored, metadata = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest("s"))
-    assert metadata.steps == 1
-    assert restored.get_channel().get("box").items == [1]
+    check_cut_before()
     assert "box may have been changed" in caplog.text
 
 
@@ -434,22 +403,20 @@ def test_a_thread_past_its_deadline_keeps_only_what_the_session_has_let_go_of() 
     release, done = threading.Event(), threading.Event()
     boxes = []
 
-    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
-        flow.get_channel().set("box", Box(1))
+    def slow(context) -> None:
+        box = context.get_channel().get("box")
+        boxes.append(box)
+        if context.attempt == 1:
+            release.wait(LONG)
+            box.items.append("late")
+            done.set()
+        else:
+            release.set()
+            assert done.wait(LONG)
 
-        @task(inject_context=True, timeout=stretched(0.1), max_retries=1)
-        def slow(context) -> None:
-            box = context.get_channel().get("box")
-            boxes.append(box)
-            if context.attempt == 1:
-                release.wait(LONG)
-                box.items.append("late")
-                done.set()
-            else:
-                release.set()
-                assert done.wait(LONG)
-
-        flow.execute()
+    flow = chain(slow, timeout=stretched(0.1), max_retries=1, session_id="s", checkpoint=EveryTask())
+    flow.get_channel().set("box", Box(1))
+    flow.execute()
 
     assert boxes[0] is not boxes[1]
     assert boxes[0].items == [1, "late"]
@@ -459,43 +426,34 @@ def test_a_thread_past_its_deadline_keeps_only_what_the_session_has_let_go_of() 
 def test_a_thread_past_its_deadline_that_shares_with_a_sibling_takes_the_session_back() -> None:
     lent, release, done = threading.Event(), threading.Event(), threading.Event()
     boxes: list[Any] = []
-
     seen = Seen()
 
-    with workflow("w", session_id="s", checkpoint=EveryTask(), observers=[seen]) as flow:
+    def slow(context) -> None:
+        box = context.get_channel().get("box")
+        boxes.append(box)
+        lent.set()
+        if len(boxes) == 1:
+            release.wait(LONG)
+            box.items.append("late")
+            done.set()
+        else:
+            assert seen.first("task_ended sibling").wait(LONG)
 
-        @task(inject_context=True)
-        def make(context) -> None:
-            context.get_channel().set("box", Box())
+    def sibling(context) -> None:
+        assert lent.wait(LONG)
+        box = context.get_channel().get("box")
+        while len(boxes) < 2:
+            threading.Event().wait(0.001)
+        box.items.append("sibling")
 
-        @task(inject_context=True, timeout=stretched(0.3), max_retries=1)
-        def slow(context) -> None:
-            box = context.get_channel().get("box")
-            boxes.append(box)
-            lent.set()
-            if len(boxes) == 1:
-                release.wait(LONG)
-                box.items.append("late")
-                done.set()
-            else:
-                assert seen.first("task_ended sibling").wait(LONG)
+    def last(context) -> list[Any]:
+        release.set()
+        assert done.wait(LONG)
+        return list(context.get_channel().get("box").items)
 
-        @task(inject_context=True)
-        def sibling(context) -> None:
-            assert lent.wait(LONG)
-            box = context.get_channel().get("box")
-            while len(boxes) < 2:
-                threading.Event().wait(0.001)
-            box.items.append("sibling")
-
-        @task(inject_context=True)
-        def last(context) -> list[Any]:
-            release.set()
-            assert done.wait(LONG)
-            return list(context.get_channel().get("box").items)
-
-        make >> (slow | sibling) >> last
-        assert flow.execute() == ["sibling"]
+    beside = of(slow, timeout=stretched(0.3), max_retries=1), sibling
+    flow = chain(make, beside, last, session_id="s", checkpoint=EveryTask(), observers=[seen])
+    assert flow.execute() == ["sibling"]
 
 
 # --- a thread that a task has left behind writes into what is saved ---------------------
@@ -550,18 +508,13 @@ def test_so_does_every_one_beside_a_journal(tmp_path: Path) -> None:
 def saved_under(durability: Any, store_url: str) -> None:
     values = array("q", [0]) * SIZE
 
-    with workflow("w", "s", store=store_url, durability=durability, rng=False) as flow:
+    def step(context: Any) -> None:
+        if context.cycle == 0:
+            context.get_channel().set("values", Watched(values))
+        context.checkpoint()
 
-        @task(inject_context=True)
-        def step(context: Any) -> None:
-            if context.cycle == 0:
-                context.get_channel().set("values", Watched(values))
-            context.checkpoint()
-            if context.cycle < 3:
-                context.next_iteration()
-
-        with written_to(values):
-            flow.execute(max_steps=10)
+    with written_to(values):
+        loop(4, step, store=store_url, durability=durability, rng=False).execute(max_steps=10)
 
     saved = [found.path for found in CheckpointManager.list_checkpoints("s", store=store_url)]
     assert len(saved) >= 4
@@ -575,24 +528,20 @@ def test_what_comes_too_late_is_refused_by_the_store_and_kept_in_the_log(
 ) -> None:
     taken: list[Any] = []
 
-    with workflow("w", "late", store=store_url, rng=False) as flow:
+    def step(context: Any) -> None:
+        context.checkpoint({"n": context.cycle})
+        if context.cycle == 1:
+            in_folder = "://" not in store_url
+            if in_folder:  # an owner cannot be fenced while its lock file is in place
+                Path(store_url, ".s.lock").unlink()
+            taken.append(open_store(store_url).acquire("s", take_over=not in_folder))
 
-        @task(inject_context=True)
-        def step(context: Any) -> None:
-            context.checkpoint({"n": context.cycle})
-            if context.cycle == 1:
-                in_folder = "://" not in store_url
-                if in_folder:  # an owner cannot be fenced while its lock file is in place
-                    Path(store_url, ".late.lock").unlink()
-                taken.append(open_store(store_url).acquire("late", take_over=not in_folder))
-            context.next_iteration()
-
-        with caplog.at_level(logging.ERROR), pytest.raises(Fenced):
-            flow.execute(max_steps=5)
+    with caplog.at_level(logging.ERROR), pytest.raises(Fenced):
+        loop(5, step, store=store_url, rng=False).execute()
 
     (record,) = [record for record in caplog.records if "was refused" in record.getMessage()]
-    assert (record.__dict__["session"], record.__dict__["step"]) == ("late", 2)
+    assert (record.__dict__["session"], record.__dict__["step"]) == ("s", 2)
     assert record.__dict__["epoch"] < taken[0].epoch
-    kept = CheckpointManager.list_checkpoints("late", store=store_url)
+    kept = CheckpointManager.list_checkpoints("s", store=store_url)
     assert [found.user_metadata["n"] for found in kept] == [0]
     taken[0].release()

@@ -14,7 +14,6 @@ nothing follows what was lost; each task has completed once.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import time
@@ -33,6 +32,7 @@ from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.redis.keys import CREATE, START, keys_of, whole
 from graflow_ckpt.sessions.redis.session import AttemptReader, RedisSession, new_nonce
 from graflow_ckpt.sessions.redis.tables import read_state
+from tests.crash.histories import Found, asked
 from tests.servers import Server
 from tests.stretch import until
 from tests.unit.sessions.pair import Plain
@@ -426,14 +426,6 @@ def servers() -> Iterator[dict[str, list[Server]]]:
         yield {"replica": [master, replica], "snapshot": [alone, alone]}
 
 
-@dataclass
-class Found:
-    """What so many histories have come to."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-
-
 def run(seeds: range, until: Callable[[Found], bool] = lambda found: False) -> Found:
     found = Found()
     with servers() as kinds:
@@ -464,12 +456,7 @@ def run(seeds: range, until: Callable[[Found], bool] = lambda found: False) -> F
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    given = asked(__doc__ or "")
     logging.disable(logging.ERROR)  # that servers are away is the point
     began = time.monotonic()
     found = run(range(given.seed, given.seed + given.count))

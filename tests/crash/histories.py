@@ -19,7 +19,7 @@ import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -361,7 +361,7 @@ PLACES = {"local": local, "sqlite": sqlite, "redis": on_redis, "postgres": postg
 class Found:
     """What so many histories have come to."""
 
-    results: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
 
@@ -377,31 +377,32 @@ def run(
         store = opener()
         for seed in seeds:
             history = play(workers, f"h{seed}", Random(seed), step)
-            found.results.update(said.result for said in history.said)
+            found.counts.update(said.result for said in history.said)
             found.wrong += [f"seed {seed}: {what}" for what in judged(history, store)]
             if until(found):
                 break
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def asked(doc: str, places: Iterable[str] = ()) -> argparse.Namespace:
+    """What the command line says: how many histories, from which seed, and where."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--place", action="append", choices=list(PLACES))
-    given = parser.parse_args()
+    parser.add_argument("--place", action="append", choices=list(places))
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = asked(__doc__ or "", PLACES)
     places, failed = given.place or list(PLACES), False
     for place in places:
         began, seeds = time.monotonic(), range(given.seed, given.seed + given.count // len(places))
         with tempfile.TemporaryDirectory() as folder, PLACES[place](Path(folder)) as (opener, step):
             found = run(opener, step, seeds)
         failed |= bool(found.wrong)
-        print(
-            f"{place}: {len(seeds)} histories, {dict(found.results)}, {time.monotonic() - began:.0f} s",
-            flush=True,
-        )
+        took = time.monotonic() - began
+        print(f"{place}: {len(seeds)} histories, {dict(found.counts)}, {took:.0f} s", flush=True)
         for wrong in found.wrong[:20]:
             print(f"WRONG {place} {wrong}", flush=True)
     return failed

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -37,7 +36,7 @@ from tests.conformance.contracts.journal import segments
 from tests.crash import failovers
 from tests.crash.crash_states import MODELS, Model, Note, RecordingDisk, Rename, Tree, crash_states
 from tests.crash.histories import PLACES, Opener, run
-from tests.crash.trio_scenarios import MEMORY
+from tests.crash.trio_scenarios import MEMORY, mutant_of, without_sync
 from tests.trios import owning, put_own
 
 pytestmark = pytest.mark.crash
@@ -49,8 +48,8 @@ def test_two_workers_at_random_end_in_one_line_of_epochs(place: str, tmp_path: P
         found = run(opener, step, range(1, 5))
 
     assert found.wrong == []
-    assert found.results["done"] >= 12  # of the first owners alone
-    assert found.results["owner"] >= 4
+    assert found.counts["done"] >= 12  # of the first owners alone
+    assert found.counts["owner"] >= 4
 
 
 class Unfenced(SqliteStore):
@@ -331,35 +330,13 @@ def test_an_epoch_that_was_given_out_is_never_given_out_again(
 # --- mutants -------------------------------------------------------------------------------
 
 
-def mutants() -> dict[str, ast.Module]:
-    found: dict[str, ast.Module] = {}
-    for node in ast.walk(ast.parse(inspect.getsource(ownership))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("disk.sync", "disk.sync_folder")):
-            found[f"no {ast.unparse(node)}"] = without(node)
-    in_place = inspect.getsource(ownership).replace('aside = f"{path}.tmp"', "aside = path")
-    found["written in place"] = ast.parse(in_place)
-    return found
-
-
-def without(call: ast.Call) -> ast.Module:
-    class Drop(ast.NodeTransformer):
-        def visit_Call(self, node: ast.Call) -> ast.AST:
-            if ast.dump(node) == ast.dump(call):
-                return ast.copy_location(ast.Constant(True), node)
-            return self.generic_visit(node)
-
-    tree: ast.Module = Drop().visit(ast.parse(inspect.getsource(ownership)))
-    return ast.fix_missing_locations(tree)
-
-
-MUTANTS = mutants()
+IN_PLACE = inspect.getsource(ownership).replace('aside = f"{path}.tmp"', "aside = path")
+MUTANTS = {**without_sync(ownership), "written in place": ast.parse(IN_PLACE)}
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_of_the_claim_is_convicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant = ModuleType(ownership.__name__)
-    monkeypatch.setitem(__import__("sys").modules, ownership.__name__, mutant)  # dataclasses look there
-    exec(compile(MUTANTS[name], "<mutant>", "exec"), mutant.__dict__)
+    mutant = mutant_of(ownership, MUTANTS[name])
     for part in ("LocalLease", "Ownership"):
         monkeypatch.setattr(local, part, getattr(mutant, part))
     monkeypatch.setattr(LocalStore, "own", mutant.LocalLease)

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -47,11 +46,13 @@ from tests.crash.trio_scenarios import (
     Stage,
     judge,
     judge_all,
+    mutant_of,
     parts,
     read,
     read_naively,
     record,
     weigh,
+    without_sync,
 )
 from tests.stretch import LONG
 from tests.trios import held
@@ -133,35 +134,6 @@ def test_a_writer_killed_before_any_call_leaves_nothing_that_the_next_one_does_n
 # --- mutants -----------------------------------------------------------------------------
 
 
-def is_sync(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == "disk"
-        and node.func.attr in ("sync", "sync_folder")
-    )
-
-
-def without_sync() -> Iterator[tuple[str, ast.Module]]:
-    for function in ast.parse(inspect.getsource(trio)).body:
-        for call in ast.walk(function):
-            if is_sync(call):
-                yield f"{getattr(function, 'name', '')}: no {ast.unparse(call)}", drop(call)
-
-
-def drop(call: ast.AST) -> ast.Module:
-    """The source again, with this one call (known by its line) made a constant."""
-
-    class Drop(ast.NodeTransformer):
-        def visit_Call(self, node: ast.Call) -> ast.AST:
-            if is_sync(node) and node.lineno == getattr(call, "lineno", -1):
-                return ast.copy_location(ast.Constant(True), node)
-            return self.generic_visit(node)
-
-    return Drop().visit(ast.parse(inspect.getsource(trio)))
-
-
 def reordered() -> Iterator[tuple[str, ast.Module]]:
     """The body of the guarded block: [commit, sync, roll forward]; of the deletion: [.., sync, the rest]."""
     for name, order in (
@@ -187,15 +159,12 @@ def reordered() -> Iterator[tuple[str, ast.Module]]:
     yield "delete: the rest before meta", tree
 
 
-MUTANTS = dict([*without_sync(), *reordered()])
+MUTANTS = {**without_sync(trio), **dict(reordered())}
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_of_the_protocol_is_convicted(name: str) -> None:
-    mutant = ModuleType(trio.__name__)
-    exec(compile(ast.fix_missing_locations(MUTANTS[name]), "<mutant>", "exec"), mutant.__dict__)
-
-    verdicts = judge_all(mutant)
+    verdicts = judge_all(mutant_of(trio, MUTANTS[name]))
 
     print(f"\n{name:60}", *(f"{model} {verdict}" for model, verdict in verdicts.items()))
     print("   ", (verdicts["ordered"].example or verdicts["subset"].example)[:200])
@@ -205,7 +174,7 @@ def test_a_mutant_of_the_protocol_is_convicted(name: str) -> None:
 def test_the_mutants_are_as_many_as_the_syncs() -> None:
     source = inspect.getsource(trio)
 
-    assert source.count("disk.sync") == len(list(without_sync())) == 6
+    assert source.count("disk.sync") == len(without_sync(trio)) == 6
 
 
 def test_one_sync_call_fewer_is_convicted_whichever_it_is() -> None:

@@ -6,8 +6,11 @@ reader does what the real one does, by the store's public calls only.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -333,3 +336,40 @@ def judge_all(protocol: ModuleType) -> dict[Model, Verdict]:
             total[model].bad += verdict.bad
             total[model].example = total[model].example or verdict.example
     return total
+
+
+# --- mutants of a protocol, which a judge has to convict ----------------------------------
+
+
+SYNCS = ("disk.sync", "disk.sync_folder")
+
+
+class _WithoutSync(ast.NodeTransformer):
+    """Makes the sync of one line a constant."""
+
+    def __init__(self, line: int) -> None:
+        self.line = line
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if node.lineno == self.line and ast.unparse(node.func).endswith(SYNCS):
+            return ast.copy_location(ast.Constant(True), node)
+        return self.generic_visit(node)
+
+
+def without_sync(module: ModuleType) -> dict[str, ast.Module]:
+    """The source of a protocol, each time without another one of its syncs."""
+    source = inspect.getsource(module)
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return {
+        f"line {call.lineno}: no {ast.unparse(call)}": _WithoutSync(call.lineno).visit(ast.parse(source))
+        for call in calls
+        if ast.unparse(call.func).endswith(SYNCS)
+    }
+
+
+def mutant_of(module: ModuleType, source: ast.Module) -> ModuleType:
+    made = ModuleType(module.__name__)
+    with pytest.MonkeyPatch.context() as patch:  # dataclasses look there
+        patch.setitem(sys.modules, module.__name__, made)
+        exec(compile(ast.fix_missing_locations(source), "<mutant>", "exec"), made.__dict__)
+    return made

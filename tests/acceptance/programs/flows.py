@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from graflow_ckpt import Event, EveryN, EveryTask, Workflow, task, workflow
+from graflow_ckpt import Event, EveryN, EveryTask, Workflow
+from tests.loops import chain, of
 
 
 def note(line: str) -> None:
@@ -57,52 +58,43 @@ ETL_FOLLOWS = {
 }  # fmt: skip
 
 
+def heard(*tasks: Any, **settings: Any) -> Workflow:
+    """These, one after the other, in a session that is called like the workflow; ends are noted."""
+    return chain(*tasks, session_id=settings["workflow"], observers=(ended,), **settings)
+
+
 def etl(durability: Any) -> dict[str, Any]:
-    with workflow(
-        "etl",
-        session_id="etl",
-        durability=durability,
-        checkpoint=EveryTask(),
-        max_parallel=3,
-        observers=(ended,),
-    ) as flow:
+    def extract(context: Any) -> list[int]:
+        begins(context)
+        return [3, -1, 4, -1, 5]
 
-        @task(inject_context=True)
-        def extract(context: Any) -> list[int]:
-            begins(context)
-            return [3, -1, 4, -1, 5]
+    def clean(context: Any, extract: list[int]) -> list[int]:
+        begins(context)
+        context.channel.append("seen", 1)
+        return [n for n in extract if n > 0]
 
-        @task(inject_context=True)
-        def clean(context: Any, extract: list[int]) -> list[int]:
-            begins(context)
-            context.channel.append("seen", 1)
-            return [n for n in extract if n > 0]
+    def enrich(context: Any, extract: list[int]) -> dict[int, str]:
+        begins(context)
+        context.channel.append("seen", 1)
+        return {n: f"{n:+}" for n in extract}
 
-        @task(inject_context=True)
-        def enrich(context: Any, extract: list[int]) -> dict[int, str]:
-            begins(context)
-            context.channel.append("seen", 1)
-            return {n: f"{n:+}" for n in extract}
+    def count(context: Any, extract: list[int]) -> int:
+        begins(context)
+        context.channel.append("seen", 1)
+        return len(extract)
 
-        @task(inject_context=True)
-        def count(context: Any, extract: list[int]) -> int:
-            begins(context)
-            context.channel.append("seen", 1)
-            return len(extract)
+    def load(context: Any, clean: list[int], enrich: dict[int, str], count: int) -> list[str]:
+        begins(context)
+        context.channel.set("loaded", [enrich[n] for n in clean] * count)
+        return [enrich[n] for n in clean]
 
-        @task(inject_context=True)
-        def load(context: Any, clean: list[int], enrich: dict[int, str], count: int) -> list[str]:
-            begins(context)
-            context.channel.set("loaded", [enrich[n] for n in clean] * count)
-            return [enrich[n] for n in clean]
+    def report(context: Any, load: list[str]) -> str:
+        begins(context)
+        return f"{len(load)} rows, {context.channel.get('seen')}"
 
-        @task(inject_context=True)
-        def report(context: Any, load: list[str]) -> str:
-            begins(context)
-            return f"{len(load)} rows, {context.channel.get('seen')}"
-
-        extract >> (clean | enrich | count) >> load >> report
-        flow.execute("extract")
+    settings = {"durability": durability, "checkpoint": EveryTask(), "max_parallel": 3}
+    flow = heard(extract, (clean, enrich, count), load, report, workflow="etl", **settings)
+    flow.execute("extract")
     return final_state(flow)
 
 
@@ -110,50 +102,43 @@ def etl(durability: Any) -> dict[str, Any]:
 
 
 def orders(durability: Any) -> dict[str, Any]:
-    with workflow(
-        "order", session_id="order", durability=durability, checkpoint=EveryN(2), observers=(ended,)
-    ) as flow:
+    def receive(context: Any) -> str:
+        begins(context)
+        context.channel.set("history", ["received"])
+        context.next_task("check", goto=True)
+        return "order 17"
 
-        @task(inject_context=True)
-        def receive(context: Any) -> str:
-            begins(context)
-            context.channel.set("history", ["received"])
-            context.next_task("check", goto=True)
-            return "order 17"
+    def check(context: Any) -> int:
+        begins(context)
+        context.channel.get("history").append(f"checked {context.cycle}")
+        context.next_task("charge" if context.cycle else "correct", goto=True)
+        return context.cycle
 
-        @task(inject_context=True)
-        def check(context: Any) -> int:
-            begins(context)
-            context.channel.get("history").append(f"checked {context.cycle}")
-            context.next_task("charge" if context.cycle else "correct", goto=True)
-            return context.cycle
+    def correct(context: Any) -> None:
+        begins(context)
+        context.channel.append("history", "corrected")
+        context.checkpoint(metadata={"state": "corrected"})
+        context.next_task("check", goto=True)
 
-        @task(inject_context=True)
-        def correct(context: Any) -> None:
-            begins(context)
-            context.channel.append("history", "corrected")
-            context.checkpoint(metadata={"state": "corrected"})
-            context.next_task("check", goto=True)
+    def charge(context: Any) -> None:
+        begins(context)
+        context.channel.append("history", "charged")
+        if context.attempt == 1:
+            raise ConnectionError("the bank is closed")
+        context.next_task("ship", goto=True)
 
-        @task(inject_context=True, max_retries=5)
-        def charge(context: Any) -> None:
-            begins(context)
-            context.channel.append("history", "charged")
-            if context.attempt == 1:
-                raise ConnectionError("the bank is closed")
-            context.next_task("ship", goto=True)
+    def ship(context: Any, data: Any = None) -> str:
+        begins(context)
+        context.channel.append("history", f"shipped {data}")
+        if context.cycle < 2:
+            context.next_iteration(context.cycle)
+        return "done"
 
-        @task(inject_context=True)
-        def ship(context: Any, data: Any = None) -> str:
-            begins(context)
-            context.channel.append("history", f"shipped {data}")
-            if context.cycle < 2:
-                context.next_iteration(context.cycle)
-            return "done"
-
-        receive >> check >> charge >> ship
-        flow.add(correct)
-        flow.execute("receive")
+    flow = heard(
+        receive, check, of(charge, max_retries=5), ship,
+        workflow="order", durability=durability, checkpoint=EveryN(2),
+    )  # fmt: skip
+    flow.add(of(correct)).execute("receive")
     return final_state(flow)
 
 
@@ -164,36 +149,33 @@ def training(durability: Any) -> dict[str, Any]:
     random.seed(7)
     numpy.random.seed(7)
     samples = [(numpy.arange(4) * k % 5 / 5.0, k % 2) for k in range(12)]
-    with workflow("training", session_id="training", durability=durability, observers=(ended,)) as flow:
 
-        @task(inject_context=True)
-        def epoch(context: Any) -> int:
-            begins(context)
-            channel = context.get_channel()
-            weights = channel.get("weights")
-            if weights is None:
-                weights = numpy.random.standard_normal(4)
-                channel.set("weights", weights)
-            order = list(range(len(samples)))
-            random.shuffle(order)
-            for at in order:
-                x, y = samples[at]
-                weights += 0.1 * (y - 1.0 / (1.0 + numpy.exp(-(weights @ x)))) * x
-            channel.append("losses", float(numpy.random.random()) + float(weights.sum()))
-            if context.cycle % 2:
-                context.checkpoint(metadata={"epoch": context.cycle})
-            if context.cycle < 6:
-                context.next_iteration()
-            return int(context.cycle)
+    def epoch(context: Any) -> int:
+        begins(context)
+        channel = context.get_channel()
+        weights = channel.get("weights")
+        if weights is None:
+            weights = numpy.random.standard_normal(4)
+            channel.set("weights", weights)
+        order = list(range(len(samples)))
+        random.shuffle(order)
+        for at in order:
+            x, y = samples[at]
+            weights += 0.1 * (y - 1.0 / (1.0 + numpy.exp(-(weights @ x)))) * x
+        channel.append("losses", float(numpy.random.random()) + float(weights.sum()))
+        if context.cycle % 2:
+            context.checkpoint(metadata={"epoch": context.cycle})
+        if context.cycle < 6:
+            context.next_iteration()
+        return int(context.cycle)
 
-        @task(inject_context=True)
-        def evaluate(context: Any, epoch: int) -> float:
-            begins(context)
-            weights = context.get_channel().get("weights", readonly=True)
-            return float(weights @ weights) + epoch
+    def evaluate(context: Any, epoch: int) -> float:
+        begins(context)
+        weights = context.get_channel().get("weights", readonly=True)
+        return float(weights @ weights) + epoch
 
-        epoch >> evaluate
-        flow.execute("epoch")
+    flow = heard(epoch, evaluate, workflow="training", durability=durability)
+    flow.execute("epoch")
     return final_state(flow)
 
 
@@ -210,45 +192,30 @@ SHARED_FOLLOWS = {
 
 def shared(durability: Any) -> dict[str, Any]:
     """Two rounds; what is added twice shows: a cut with half a member's work would end with other numbers."""
-    with workflow(
-        "shared", session_id="shared", durability=durability, checkpoint=EveryTask(), max_parallel=3,
-        observers=(ended,),
-    ) as flow:  # fmt: skip
 
-        @task(inject_context=True)
-        def prepare(context: Any) -> None:
-            begins(context)
-            if context.cycle == 0:
-                context.channel.set("shared", numpy.zeros(12))
+    def prepare(context: Any) -> None:
+        begins(context)
+        if context.cycle == 0:
+            context.channel.set("shared", numpy.zeros(12))
 
-        def member(context: Any, at: int) -> None:
-            begins(context)
-            array = context.channel.get("shared")
-            for number in range(at * 4, at * 4 + 4):
-                array[number] += (number + 1) * (context.cycle + 1)
+    def member(context: Any) -> None:
+        begins(context)
+        at = ["left", "middle", "right"].index(context.task_id)
+        array = context.channel.get("shared")
+        for number in range(at * 4, at * 4 + 4):
+            array[number] += (number + 1) * (context.cycle + 1)
 
-        @task(inject_context=True)
-        def left(context: Any) -> None:
-            member(context, 0)
+    def total(context: Any) -> float:
+        begins(context)
+        context.channel.append("sums", float(context.channel.get("shared", readonly=True).sum()))
+        if context.cycle == 0:
+            context.next_task("prepare", goto=True)
+        return float(context.cycle)
 
-        @task(inject_context=True)
-        def middle(context: Any) -> None:
-            member(context, 1)
-
-        @task(inject_context=True)
-        def right(context: Any) -> None:
-            member(context, 2)
-
-        @task(inject_context=True)
-        def total(context: Any) -> float:
-            begins(context)
-            context.channel.append("sums", float(context.channel.get("shared", readonly=True).sum()))
-            if context.cycle == 0:
-                context.next_task("prepare", goto=True)
-            return float(context.cycle)
-
-        prepare >> (left | middle | right) >> total
-        flow.execute("prepare")
+    settings = {"durability": durability, "checkpoint": EveryTask(), "max_parallel": 3}
+    members = tuple(of(member, name) for name in ("left", "middle", "right"))
+    flow = heard(prepare, members, total, workflow="shared", **settings)
+    flow.execute("prepare")
     return final_state(flow)
 
 
@@ -268,27 +235,21 @@ def start_loader() -> None:
 
 
 def loading(durability: Any) -> dict[str, Any]:
-    with workflow(
-        "loading", session_id="loading", durability=durability, checkpoint=EveryN(2), observers=(ended,)
-    ) as flow:
+    def work(context: Any) -> int:
+        begins(context)
+        if context.cycle == 1:
+            start_loader()
+        context.channel.append("done", context.cycle)
+        if context.cycle < 5:
+            context.next_iteration()
+        return int(context.cycle)
 
-        @task(inject_context=True)
-        def work(context: Any) -> int:
-            begins(context)
-            if context.cycle == 1:
-                start_loader()
-            context.channel.append("done", context.cycle)
-            if context.cycle < 5:
-                context.next_iteration()
-            return int(context.cycle)
+    def end(context: Any, work: int) -> int:
+        begins(context)
+        return work * 2
 
-        @task(inject_context=True)
-        def end(context: Any, work: int) -> int:
-            begins(context)
-            return work * 2
-
-        work >> end
-        flow.execute("work")
+    flow = heard(work, end, workflow="loading", durability=durability, checkpoint=EveryN(2))
+    flow.execute("work")
     return final_state(flow)
 
 

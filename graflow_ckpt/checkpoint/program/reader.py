@@ -30,6 +30,7 @@ from types import (
     UnionType,
 )
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from graflow_ckpt.checkpoint.values.codec import NotPlain, encode
 from graflow_ckpt.core.task import Task
@@ -118,12 +119,16 @@ class Shape(NamedTuple):
     imports: frozenset[str]
 
 
-def shape_of(code: CodeType, known: dict[int, tuple[CodeType, Shape]]) -> Shape:
-    """Return the shape. Lines, docstrings and names of locals do not count. `known` is a memory, by id."""
-    if (found := known.get(id(code))) is not None:
-        return found[1]
+_SHAPES: WeakKeyDictionary[CodeType, Shape] = WeakKeyDictionary()
+"""Of code that this process has read: one that begins many runs reads it once. Equal code has one shape."""
+
+
+def shape_of(code: CodeType) -> Shape:
+    """Return the shape. Lines, docstrings and names of locals do not count."""
+    if (found := _SHAPES.get(code)) is not None:
+        return found
     own = _operands(code)
-    inner = [shape_of(const, known) for const in code.co_consts if type(const) is CodeType]
+    inner = [shape_of(const) for const in code.co_consts if type(const) is CodeType]
     nested = iter(inner)
     consts = [next(nested).digest.hex() if type(c) is CodeType else constant(c) for c in code.co_consts]
     if not own.consts[0] and _documented(code):
@@ -144,7 +149,7 @@ def shape_of(code: CodeType, known: dict[int, tuple[CodeType, Shape]]) -> Shape:
         frozenset(code.co_names).union(*(each.names for each in inner)),
         frozenset(own.imports).union(*(each.imports for each in inner)),
     )
-    known[id(code)] = (code, shape)
+    _SHAPES[code] = shape
     return shape
 
 
@@ -233,11 +238,10 @@ class Reading:
 
 
 class Reader:
-    """Reads values, with a memory for code. `tasks` are the tasks of the graph, `packages` are the user's own
+    """Reads values. `tasks` are the tasks of the graph, `packages` are the user's own
     beside those that decorate them."""
 
     def __init__(self, tasks: Collection[object], packages: Collection[str] = ()) -> None:
-        self._shapes: dict[int, tuple[CodeType, Shape]] = {}  # by id; the code keeps its id its own
         self.bodies = [self.body(task) for task in tasks]
         self._kept = [*tasks, *self.bodies, *(task.func for task in tasks if isinstance(task, Task))]
         self._tasks = frozenset(map(id, self._kept))
@@ -276,7 +280,7 @@ class Reader:
     def names_in(self, function: FunctionType) -> Reading | None:
         """Return what the globals that a function names say; None if it says more than its code and these."""
         reading = Reading()
-        shape = shape_of(function.__code__, self._shapes)
+        shape = shape_of(function.__code__)
         if shape.imports or self._origin(_home(function)) != OWN:
             return None
         for name in shape.loads:
@@ -287,7 +291,7 @@ class Reader:
 
     def _function(self, reading: Reading, function: FunctionType) -> None:
         code = function.__code__
-        shape = shape_of(code, self._shapes)
+        shape = shape_of(code)
         reading.parts.append(shape.digest.hex())
         for name in shape.loads:
             self._global(reading, name, function.__globals__, shape)

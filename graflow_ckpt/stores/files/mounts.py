@@ -33,24 +33,20 @@ def network_file_system(target: str | os.PathLike[str], table: Path = TABLE) -> 
     return kind if kind in _NETWORK else None
 
 
-def mounted(table: str) -> list[tuple[Path, str]]:
-    """Return where something is mounted, and what."""
-    found: list[tuple[Path, str]] = []
+def mounted(table: str) -> dict[str, str]:
+    """Return what is mounted, by its place; the last one of several at one place hides the others."""
+    found: dict[str, str] = {}
     for line in table.splitlines():
         fields = line.split(" ")
         if len(fields) >= 3:
             # Spaces, tabs and newlines of a name are octal.
-            name = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])
-            found.append((Path(name), fields[2]))
+            found[re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])] = fields[2]
     return found
 
 
-def kind_at(path: Path, mounts: list[tuple[Path, str]]) -> str | None:
+def kind_at(path: Path, mounts: dict[str, str]) -> str | None:
     """Return the kind of the deepest mount above `path`."""
-    path = Path(os.path.realpath(path))  # of what does not exist yet, as far as it does
-    best: tuple[int, str] | None = None
-    for place, kind in mounts:
-        # The last one of several at one place hides the others.
-        if path.is_relative_to(place) and (best is None or len(place.parts) >= best[0]):
-            best = len(place.parts), kind
-    return best[1] if best else None
+    here = os.path.realpath(path)  # of what does not exist yet, as far as it does
+    while here not in mounts and here != os.path.dirname(here):
+        here = os.path.dirname(here)
+    return mounts.get(here)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 # Settings, ours and those of libraries that speak to servers; the terminal, the language, the zone; proxies,
 # which would be asked for servers of this machine.
 OTHERS = ("GRAFLOW_CKPT_", "AWS_", "AZURE_", "GOOGLE_", "OTEL_", "PG", "RQ_", "LC_")
-TERMINAL = {
+TERMINAL = [
     "TERM",
     "COLUMNS",
     "LINES",
@@ -44,10 +45,14 @@ TERMINAL = {
     "TTY_INTERACTIVE",
     "LANG",
     "TZ",
-}
+]
 for name in list(os.environ):
-    if name.startswith(OTHERS) or name in {*TERMINAL, "LANG", "TZ"} or name.lower().endswith("_proxy"):
+    if name.startswith(OTHERS) or name in TERMINAL or name.lower().endswith("_proxy"):
         del os.environ[name]
+# What was compiled is kept: else each of the thousand processes that tests start compiles the package anew,
+# which takes more than half of its time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.umask(0o022)  # some tests look at the modes of files
 os.environ["GRAFLOW_CKPT_SLOW_SAVE"] = "3600"  # the machine is shared: a slow save is no news
 os.environ["GRAFLOW_CKPT_CHECK"] = "1"  # who changes a read-only value is named

@@ -30,6 +30,12 @@ from tests.acceptance.places import idle
 PAGE = Path("docs/sessions.md").resolve()
 
 
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    """What is in memory is no place that is listed."""
+    return on_disk
+
+
 @pytest.fixture(autouse=True)
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from graflow_ckpt import EveryTask, ExecutionContext, Workflow, task
 from graflow_ckpt.stores.around.keys import new_key
 from tests.acceptance.command_line import LONG
+from tests.crash.trio_scenarios import MEMORY
 from tests.loops import chain, of
 from tests.sharing import (
     ACTIONS,
@@ -67,7 +68,7 @@ def test_graphs_that_are_rewired_at_random_and_killed_anywhere_come_to_the_same(
     rounds = randomly(steps)
     whole = run(rounds, durability="none")
 
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(dir=MEMORY) as folder:
         killed = run(rounds, dies, durability="journal", store=folder)
 
     assert killed == whole

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.snapshot import restore
@@ -17,6 +17,7 @@ from graflow_ckpt.core.errors import GraflowError
 from tests.attacks.scene import RING, Parts, Scene, dump, meaning, stage_of
 
 SAME: Final = "same"
+T = TypeVar("T")
 Attack = Callable[[Scene, Random], str]
 ATTACKS: dict[str, Attack] = {}
 """By what is done. Each does it, lets the victim try, and gives SAME or raises what the victim got."""
@@ -102,6 +103,11 @@ HUGE = (2**31, 2**32 - 1, 2**53, 2**63, 2**64, 10**18, 10**400, -1, -(2**63), 0)
 DEEP = 100_000
 
 
+def any_of(rng: Random, *ways: Callable[[], T]) -> T:
+    """What comes of one of these ways."""
+    return rng.choice(ways)()
+
+
 def flipped(rng: Random, data: bytes) -> bytes:
     """A few bytes are others."""
     made = bytearray(data)
@@ -113,18 +119,17 @@ def flipped(rng: Random, data: bytes) -> bytes:
 def cut(rng: Random, data: bytes) -> bytes:
     """Some are missing, doubled, moved, or there are more of them."""
     a, b = sorted((rng.randrange(len(data)), rng.randrange(len(data) + 1)))
-    return rng.choice(
-        (
-            lambda: data[:a],
-            lambda: data[b:],
-            lambda: data[:a] + data[b:],
-            lambda: data[:b] + data[a:],
-            lambda: data[a:] + data[:a],
-            lambda: data + rng.randbytes(rng.randrange(1, 200)),
-            lambda: data[:a] + bytes(b - a) + data[b:],
-            lambda: b"",
-        )
-    )()
+    return any_of(
+        rng,
+        lambda: data[:a],
+        lambda: data[b:],
+        lambda: data[:a] + data[b:],
+        lambda: data[:b] + data[a:],
+        lambda: data[a:] + data[:a],
+        lambda: data + rng.randbytes(rng.randrange(1, 200)),
+        lambda: data[:a] + bytes(b - a) + data[b:],
+        lambda: b"",
+    )
 
 
 def odd(rng: Random) -> Any:
@@ -163,24 +168,23 @@ def edited(rng: Random, document: Any) -> Any:
 def spelled(rng: Random, document: Any) -> bytes:
     """JSON that some parser would take, and others not."""
     text = json.dumps(document)
-    return rng.choice(
-        (
-            lambda: text.encode("utf-16"),
-            lambda: b"\xef\xbb\xbf" + text.encode(),
-            lambda: text.replace("{", '{"session_id": "other", ', 1).encode(),
-            lambda: (text[:-1] + ', "session_id": "other", "epoch": 99}').encode(),
-            lambda: (text[:-1] + ', "new": NaN}').encode(),
-            lambda: (text[:-1] + ', "epoch": 1e999}').encode(),
-            lambda: (text[:-1] + ', "epoch": ' + "9" * 5000 + "}").encode(),
-            lambda: (text[:-1] + ', "new": "' + "\\ud800" + '"}').encode(),
-            lambda: text.encode().replace(b"victim", b"vict\xffim"),
-            lambda: ("[" + text + "]").encode(),
-            lambda: (text + text).encode(),
-            lambda: b"null",
-            lambda: b"",
-            lambda: json.dumps(text).encode(),
-        )
-    )()
+    return any_of(
+        rng,
+        lambda: text.encode("utf-16"),
+        lambda: b"\xef\xbb\xbf" + text.encode(),
+        lambda: text.replace("{", '{"session_id": "other", ', 1).encode(),
+        lambda: (text[:-1] + ', "session_id": "other", "epoch": 99}').encode(),
+        lambda: (text[:-1] + ', "new": NaN}').encode(),
+        lambda: (text[:-1] + ', "epoch": 1e999}').encode(),
+        lambda: (text[:-1] + ', "epoch": ' + "9" * 5000 + "}").encode(),
+        lambda: (text[:-1] + ', "new": "' + "\\ud800" + '"}').encode(),
+        lambda: text.encode().replace(b"victim", b"vict\xffim"),
+        lambda: ("[" + text + "]").encode(),
+        lambda: (text + text).encode(),
+        lambda: b"null",
+        lambda: b"",
+        lambda: json.dumps(text).encode(),
+    )
 
 
 def deep(rng: Random) -> bytes:

@@ -25,6 +25,7 @@ from tests.attacks.attempts import (
     HUGE,
     SAME,
     Breach,
+    any_of,
     attack,
     cut,
     deep,
@@ -48,19 +49,16 @@ def owner(scene: Scene, rng: Random) -> str:
     assert scene.plant_owner is not None
     record = {"turn": 1, "epoch": 3, "owner": _OWNER, "lines": [[2, 1]]}
     huge = [[rng.choice(HUGE), rng.choice(HUGE)]]
-    raw = rng.choice(
-        (
-            lambda: json.dumps(edited(rng, record)).encode(),
-            lambda: json.dumps(edited(rng, _OWNER)).encode(),
-            lambda: json.dumps(
-                rng.choice((odd(rng), huge, [[1]], [["a", "b"]], {"epoch": odd(rng)}))
-            ).encode(),
-            lambda: deep(rng)[:8000],
-            lambda: rng.randbytes(30),
-            lambda: b"2:1",
-            lambda: b"x:y",
-        )
-    )()
+    raw = any_of(
+        rng,
+        lambda: json.dumps(edited(rng, record)).encode(),
+        lambda: json.dumps(edited(rng, _OWNER)).encode(),
+        lambda: json.dumps(rng.choice((odd(rng), huge, [[1]], [["a", "b"]], {"epoch": odd(rng)}))).encode(),
+        lambda: deep(rng)[:8000],
+        lambda: rng.randbytes(30),
+        lambda: b"2:1",
+        lambda: b"x:y",
+    )
     scene.plant_owner("attacked", raw)
     first: GraflowError | None = None
     for look in (scene.store.owner, scene.store.acquire):
@@ -219,24 +217,23 @@ def _values() -> dict[str, Any]:
 
 @attack("an expression that wants more than it may")
 def expression(scene: Scene, rng: Random) -> str:
-    text = rng.choice(
-        (
-            lambda: " ".join(rng.choice(_WORDS) for _ in range(rng.randrange(1, 12))),
-            lambda: "(" * rng.choice((50, 5000)) + "a",
-            lambda: "not " * 400 + "n",
-            lambda: "-" * 1900 + "n",
-            lambda: "9**" * rng.choice((3, 300)) + "9",
-            lambda: "'x'" + "+'x'" * 300,
-            lambda: "b.c" + "[0:]" * 400,
-            lambda: rng.choice(
-                ("a == 1", "a or 1", "not a", "a in b", "a + a", "len(a)", "a.b", "[a] == [1]", "a < a")
-            ),
-            lambda: "\0",
-            lambda: rng.choice(
-                ("().__class__", "a.__dict__", "(lambda: 1)()", "[x for x in b]", "n.real", "'{}'.format")
-            ),
-        )
-    )()
+    text = any_of(
+        rng,
+        lambda: " ".join(rng.choice(_WORDS) for _ in range(rng.randrange(1, 12))),
+        lambda: "(" * rng.choice((50, 5000)) + "a",
+        lambda: "not " * 400 + "n",
+        lambda: "-" * 1900 + "n",
+        lambda: "9**" * rng.choice((3, 300)) + "9",
+        lambda: "'x'" + "+'x'" * 300,
+        lambda: "b.c" + "[0:]" * 400,
+        lambda: rng.choice(
+            ("a == 1", "a or 1", "not a", "a in b", "a + a", "len(a)", "a.b", "[a] == [1]", "a < a")
+        ),
+        lambda: "\0",
+        lambda: rng.choice(
+            ("().__class__", "a.__dict__", "(lambda: 1)()", "[x for x in b]", "n.real", "'{}'.format")
+        ),
+    )
     conditions.parse(text).evaluate(_values())
     return SAME
 
@@ -245,17 +242,16 @@ def expression(scene: Scene, rng: Random) -> str:
 
 
 def _bad(rng: Random, document: dict[str, Any]) -> bytes:
-    return rng.choice(
-        (
-            lambda: flipped(rng, json.dumps(document).encode()),
-            lambda: cut(rng, json.dumps(document).encode()),
-            lambda: json.dumps(edited(rng, document)).encode(),
-            lambda: spelled(rng, document),
-            lambda: deep(rng),
-            lambda: json.dumps(document | {"sequence": 9, "status": "completed"}).encode(),
-            lambda: json.dumps({name: odd(rng) for name in document}).encode(),
-        )
-    )()
+    return any_of(
+        rng,
+        lambda: flipped(rng, json.dumps(document).encode()),
+        lambda: cut(rng, json.dumps(document).encode()),
+        lambda: json.dumps(edited(rng, document)).encode(),
+        lambda: spelled(rng, document),
+        lambda: deep(rng),
+        lambda: json.dumps(document | {"sequence": 9, "status": "completed"}).encode(),
+        lambda: json.dumps({name: odd(rng) for name in document}).encode(),
+    )
 
 
 @attack("a list in which one is bad")

@@ -22,6 +22,7 @@ from tests.attacks.attempts import (
     HUGE,
     SAME,
     Breach,
+    any_of,
     attack,
     cut,
     deep,
@@ -397,20 +398,19 @@ def plain_bomb(scene: Scene, rng: Random) -> str:
     code = bytes([rng.choice((0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 127, 255))])
     depth = rng.choice((100, 1000, 100_000))
     return _decodes(
-        rng.choice(
-            (
-                lambda: b"\xdd" + size,
-                lambda: b"\xdd" + size + b"\xdd" + size * 3,
-                lambda: b"\xdf" + size,
-                lambda: b"\xdb" + size,
-                lambda: b"\xc6" + size + b"x",
-                lambda: b"\xc9" + size + code,
-                lambda: b"\x91" * depth + b"\xc0",
-                lambda: b"\x81\xa1a" * depth + b"\xc0",
-                lambda: msgpack.packb(msgpack.ExtType(code[0] & 127, rng.randbytes(rng.randrange(40)))),
-                lambda: nested(rng, depth),
-            )
-        )()
+        any_of(
+            rng,
+            lambda: b"\xdd" + size,
+            lambda: b"\xdd" + size + b"\xdd" + size * 3,
+            lambda: b"\xdf" + size,
+            lambda: b"\xdb" + size,
+            lambda: b"\xc6" + size + b"x",
+            lambda: b"\xc9" + size + code,
+            lambda: b"\x91" * depth + b"\xc0",
+            lambda: b"\x81\xa1a" * depth + b"\xc0",
+            lambda: msgpack.packb(msgpack.ExtType(code[0] & 127, rng.randbytes(rng.randrange(40)))),
+            lambda: nested(rng, depth),
+        )
     )
 
 

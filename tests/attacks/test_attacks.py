@@ -57,46 +57,40 @@ def breaches(what: str, count: int = 60) -> int:
     return len(tally.breaches)
 
 
-def test_an_archive_that_believes_every_seal_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "verify", lambda meta, keyring: None)
-
-    assert breaches("the seal is forged")
-    assert breaches("a gadget in the place of the values")
-
-
-def test_an_archive_that_skips_digests_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "VerifyingSource", lambda source, digest: source)
-
-    assert breaches("a gadget in the place of the values")
-    assert breaches("a part of another checkpoint of the session")
-
-
-def test_a_journal_that_is_not_chained_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Chain, "check", lambda chain, payload, mac: True)
-
-    assert breaches("a gadget in a record")
-
-
-def test_a_chain_that_begins_anywhere_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "start", lambda session, epoch, after: b"")
-
-    assert breaches("records of another line of epochs, or of another place")
-
-
-def test_cells_that_are_opened_without_a_seal_are_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seals, "compare_digest", lambda one, other: True)
-
-    assert breaches("a cell with a gadget in it")
-    assert breaches("a cell of another session")
+ORDER_OF = history.order_of
+FAULTS: dict[str, tuple[object, str, object, list[str]]] = {  # what is broken, and who gets through then
+    "an archive that believes every seal": (
+        archive, "verify", lambda meta, keyring: None,
+        ["the seal is forged", "a gadget in the place of the values"],
+    ),
+    "an archive that skips digests": (
+        archive, "VerifyingSource", lambda source, digest: source,
+        ["a gadget in the place of the values", "a part of another checkpoint of the session"],
+    ),
+    "a journal that is not chained": (
+        Chain, "check", lambda chain, payload, mac: True, ["a gadget in a record"],
+    ),
+    "a chain that begins anywhere": (
+        journal, "start", lambda session, epoch, after: b"",
+        ["records of another line of epochs, or of another place"],
+    ),
+    "cells that are opened without a seal": (
+        seals, "compare_digest", lambda one, other: True,
+        ["a cell with a gadget in it", "a cell of another session"],
+    ),
+    "a session that overlooks what lies in its place": (
+        history, "order_of", lambda raw, session=None: ORDER_OF(raw),
+        ["the newest checkpoints of a session are another session's"],
+    ),
+}  # fmt: skip
 
 
-def test_a_session_that_overlooks_what_lies_in_its_place_is_convicted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    order_of = history.order_of
-    monkeypatch.setattr(history, "order_of", lambda raw, session=None: order_of(raw))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_has_one_fault_is_convicted(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name, instead, attacks = FAULTS[fault]
+    monkeypatch.setattr(module, name, instead)
 
-    assert breaches("the newest checkpoints of a session are another session's")
+    assert all(breaches(what) for what in attacks)
 
 
 _LITTLE = """

@@ -222,6 +222,12 @@ def test_an_argument_is_refused_where_there_is_none() -> None:
 POSTGRES = "postgresql://me@host/runs"
 
 
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    """What is in memory is no place that is listed."""
+    return on_disk
+
+
 @pytest.fixture(autouse=True)
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -78,7 +78,7 @@ BODIES = [stubborn, in_c, on_a_lock, busy_in_c, with_children]
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_a_timeout_ends_the_code_in_a_child_within_a_second(body, tmp_path: Path) -> None:
     file = tmp_path / "pids"
-    limit = stretched(1.5)  # a child is started in it
+    limit = stretched(1.0)  # a child is started in it
     flow = chain(of(body, "hang", isolation="process", timeout=limit))
     flow.get_channel().set("file", str(file))
 
@@ -100,7 +100,7 @@ def test_a_retry_runs_in_a_process_of_its_own_after_a_timeout(tmp_path: Path, wo
             stubborn(file)
         return "second"
 
-    flow = chain(a, make=workflow, isolation="process", timeout=stretched(1.5), max_retries=1)
+    flow = chain(a, make=workflow, isolation="process", timeout=stretched(1.0), max_retries=1)
     flow.get_channel().set("file", str(tmp_path / "pids"))
 
     assert flow.execute() == "second"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from graflow_ckpt import CheckpointManager, ExecutionContext
-from tests.acceptance.command_line import KILLED, ended, graflow, program
+from tests.acceptance.command_line import KILLED, ended, inside, program
 from tests.object_servers import CREDENTIALS, AzureServer, GoogleServer, ObjectServer
 
 SERVERS = {"s3": ObjectServer, "gcs": GoogleServer, "azure": AzureServer}
@@ -76,7 +76,7 @@ def test_a_session_continues_from_a_checkpoint_in_a_bucket_after_its_process_was
     assert [(one.path, one.user_metadata["loss"]) for one in listed] == [(path.removesuffix(".pkl"), 0.5)]
     assert (metadata.session_id, metadata.steps, context.completed_tasks) == ("s", 1, {"first"})
     assert isinstance(context, ExecutionContext)
-    verified = graflow("checkpoints", "verify", f"{path}?{options}", "--json").document
+    verified = inside("checkpoints", "verify", f"{path}?{options}", "--json").document
     assert [row["verdict"] for row in verified] == ["good"]
     resumed = ended([sys.executable, "-m", "graflow_ckpt", "resume", f"{path}?{options}"], 0, "", {})
     assert resumed.out == f"sum {float(sum(range(300_000)))}\n"

@@ -27,7 +27,7 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.around.keys import Keyring, new_key
 from graflow_ckpt.stores.drivers.redis.store import RedisStore
-from tests.acceptance.command_line import CHAIN, COUNT, KILLED, graflow, program, python
+from tests.acceptance.command_line import CHAIN, COUNT, KILLED, graflow, inside, program, python
 from tests.loops import LONG, chain, loop
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.servers import Server
@@ -487,29 +487,29 @@ def test_the_command_line_does_everything_with_a_store_in_redis(guarded: Server)
     done = graflow("resume", "s", "--store", stored, **environment)
 
     assert "first runs" not in done.out
-    rows = graflow("sessions", "--store", stored, "--json", **environment).document
+    rows = inside("sessions", "--store", stored, "--json", **environment).document
     assert [(row["session"], row["status"]) for row in rows] == [("s", "completed")]
-    cuts = graflow("checkpoints", "list", "--store", stored, "--json", **environment).document
+    cuts = inside("checkpoints", "list", "--store", stored, "--json", **environment).document
     path = cuts[0]["path"]
     assert path.startswith(f"{stored}/session_s_step_")
-    verdicts = graflow("checkpoints", "verify", path, "--json", **environment).document
+    verdicts = inside("checkpoints", "verify", path, "--json", **environment).document
     assert [verdict["verdict"] for verdict in verdicts] == ["good"]
-    assert "good" in graflow("checkpoints", "show", path, **environment).out
+    assert "good" in inside("checkpoints", "show", path, **environment).out
     other = {**environment, "GRAFLOW_CKPT_KEY": new_key()}
-    graflow("trust", path, "--yes", **other)
-    assert "good" in graflow("checkpoints", "show", path, **other).out
+    inside("trust", path, "--yes", **other)
+    assert "good" in inside("checkpoints", "show", path, **other).out
     assert graflow("plan", "s", "--store", stored, status=None, **environment).out
 
 
 def test_the_doctor_looks_at_the_server(guarded: Server) -> None:
-    found = graflow("doctor", "--store", guarded.url, "--json", status=None)
+    found = inside("doctor", "--store", guarded.url, "--json", status=None)
     by_name = {finding["what"]: finding["verdict"] for finding in found.document}
 
     assert (by_name["store"], by_name["key"], by_name["saves"]) == ("ok", "ok", "warning")
     assert "appendonly no" in found.out
     assert "hunter2" not in found.out + found.err
     guarded.kill()
-    gone = graflow("doctor", "--store", guarded.url, "--json", status=1)
+    gone = inside("doctor", "--store", guarded.url, "--json", status=1)
     assert {finding["what"]: finding["verdict"] for finding in gone.document}["store"] == "bad"
 
 

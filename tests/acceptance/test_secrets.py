@@ -24,7 +24,7 @@ from graflow_ckpt.core.errors import NotStorable, UnknownKey
 from graflow_ckpt.stores.around.encoded import Encrypted
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.files.store import LocalStore
-from tests.acceptance.command_line import COUNT, KILLED, graflow, program, steps
+from tests.acceptance.command_line import COUNT, KILLED, graflow, inside, program, steps
 from tests.acceptance.places import Box, Make
 from tests.loops import chain, pair
 from tests.stretch import stretched
@@ -63,7 +63,7 @@ def test_metadata_and_arguments_are_stored_redacted_and_come_back_whole() -> Non
     graflow("run", "fetch.py", "--", "--password", SECRET, "--rows", "3", status=KILLED)
 
     assert in_clear() == []
-    shown = graflow("checkpoints", "show", "s")
+    shown = inside("checkpoints", "show", "s")
     assert SECRET not in shown.out
     assert "'--password', 'hunter2-hunter2', '--rows', '3'" in graflow("resume", "s").out
     path = next(meta.path for meta in CheckpointManager.list_checkpoints("s") if meta.cause == "request")
@@ -166,10 +166,10 @@ def test_a_killed_session_goes_on_from_a_wrapped_store_under_a_new_key(
     program("count.py", journaled.replace(set_n, f'{set_n}; context.get_channel().set("s", "{secret}")'))
 
     graflow("run", "count.py", "--session", "s", "--every", "2", "--", "3", status=KILLED)
-    old = graflow("key", "list", "--json").document["keys"]
-    rotated = graflow("key", "rotate", "--json").document
-    keys = graflow("key", "list", "--json").document["keys"]
-    doctor = {row["what"]: row for row in graflow("doctor", "--json").document}
+    old = inside("key", "list", "--json").document["keys"]
+    rotated = inside("key", "rotate", "--json").document
+    keys = inside("key", "list", "--json").document["keys"]
+    doctor = {row["what"]: row for row in inside("doctor", "--json").document}
 
     assert [row["use"] for row in old] == ["seals and encrypts"]
     assert old[0]["seals"] == old[0]["encrypts"] == rotated["resealed"] >= 2
@@ -186,23 +186,23 @@ def test_a_killed_session_goes_on_from_a_wrapped_store_under_a_new_key(
     resumed = graflow("resume", "s")
     assert "result 6" in resumed.out
     assert steps() == [0, 1, 2, 3, 3, 4, 5]
-    assert graflow("checkpoints", "verify", "--all").status == 0
-    rows = graflow("checkpoints", "list", "s", "--json").document
+    assert inside("checkpoints", "verify", "--all").status == 0
+    rows = inside("checkpoints", "list", "s", "--json").document
     assert {row["path"].rpartition("/")[0] for row in rows} == {store}
-    assert graflow("checkpoints", "list", "--json", "--store", store.replace("acme", "other")).document == []
+    assert inside("checkpoints", "list", "--json", "--store", store.replace("acme", "other")).document == []
     kept = b"".join(file.read_bytes() for file in tmp_path.glob("runs.db*"))
     assert secret.encode() not in kept
     assert b"session_acme-s_step_6_" in kept
 
 
 def test_keys_of_the_environment_are_not_changed_by_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", graflow("key", "new").out.strip())
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", inside("key", "new").out.strip())
 
-    refused = graflow("key", "rotate", "--json", status=1)
+    refused = inside("key", "rotate", "--json", status=1)
 
     assert "GRAFLOW_CKPT_KEY" in json.loads(refused.out)["message"]
     assert "key reseal" in json.loads(refused.out)["hint"]
-    assert graflow("key", "reseal", "--json").document["resealed"] == 0
+    assert inside("key", "reseal", "--json").document["resealed"] == 0
 
 
 def test_a_checkpoint_that_goes_to_a_plain_place_is_mentioned(

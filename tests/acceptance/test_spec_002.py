@@ -27,6 +27,7 @@ from graflow_ckpt import (
     workflow,
 )
 from tests.acceptance.places import LOG, WORLD, cuts, files_of, machine
+from tests.loops import chain
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -85,14 +86,13 @@ def test_metadata_has_the_documented_fields() -> None:
 def test_metadata_is_enriched_and_the_users_dict_is_not_changed() -> None:
     own = {"epoch": 3}
 
-    @task(id="asking", inject_context=True)
     def asking(context: TaskExecutionContext) -> None:
         context.checkpoint(metadata=own)
 
-    with workflow("enriched") as ctx:
-        ctx.execute(asking)
+    flow = chain(asking)
+    flow.execute()
 
-    found = cuts(ctx.session_id)[0].user_metadata
+    found = cuts(flow.session_id)[0].user_metadata
     assert own == {"epoch": 3}
     assert found.keys() == {"epoch", "task_id", "cycle_count", "elapsed_time"}
     assert (found["epoch"], found["task_id"], found["cycle_count"]) == (3, "asking", 0)
@@ -102,7 +102,6 @@ def test_metadata_is_enriched_and_the_users_dict_is_not_changed() -> None:
 def test_task_facts_stand_beside_the_users_in_the_sessions_metadata() -> None:
     seen: list[dict[str, Any]] = []
 
-    @task(id="asking", inject_context=True)
     def asking(context: TaskExecutionContext) -> None:
         if context.cycle == 0:
             context.checkpoint(metadata={"epoch": 1})
@@ -110,8 +109,7 @@ def test_task_facts_stand_beside_the_users_in_the_sessions_metadata() -> None:
         else:
             seen.append(context.execution_context.checkpoint_metadata)
 
-    with workflow("known") as ctx:
-        ctx.execute(asking)
+    chain(asking).execute()
 
     assert {"task_id": "asking", "cycle_count": 0, "epoch": 1, "steps": 1}.items() <= seen[0].items()
 
@@ -195,17 +193,14 @@ def asks_once(context: TaskExecutionContext) -> str:
 
 
 def three(session: str) -> list[str]:
-    with workflow("lists", session) as flow:
-        flow.add(asks_once)
-        flow.execute(max_steps=1)
-        return [flow.execution_context.checkpoint()[0] for _ in range(3)]
+    flow = chain(asks_once, session_id=session)
+    flow.execute(max_steps=1)
+    return [flow.execution_context.checkpoint()[0] for _ in range(3)]
 
 
 def test_the_session_that_was_saved_last_is_listed_first() -> None:
     three("long")
-    with workflow("lists", "short") as flow:
-        flow.add(asks_once)
-        flow.execute()
+    chain(asks_once, session_id="short").execute()
 
     listed = [m.session_id for m in CheckpointManager.list_checkpoints()]
 
@@ -329,10 +324,9 @@ def stopped(flow: Workflow, steps: int) -> ExecutionContext:
 
 
 def test_queue_order_is_restored() -> None:
-    with workflow("order", checkpoint=EveryTask()) as flow:
-        flow.add(first, second, urgent)
-        flow.execute(first, max_steps=1)
-        context = flow.execution_context
+    flow = workflow("order", checkpoint=EveryTask()).add(first, second, urgent)
+    flow.execute(first, max_steps=1)
+    context = flow.execution_context
     for spec in (TaskSpec("second"), TaskSpec("first"), TaskSpec("urgent", priority=5)):
         context.add_to_queue(spec)
     path, _ = context.checkpoint()
@@ -349,14 +343,9 @@ def test_queue_order_is_restored() -> None:
 
 
 def test_a_retry_count_is_restored() -> None:
-    @task(inject_context=True, id="watch")
-    def watch(context: TaskExecutionContext) -> None:
-        context.checkpoint()
-
-    with workflow("retries", max_parallel=1) as flow:
-        flow.add(flaky, watch)
-        with pytest.raises(ConnectionError):
-            flow.execute()
+    flow = workflow("retries", max_parallel=1).add(flaky, asks)
+    with pytest.raises(ConnectionError):
+        flow.execute()
 
     kept = [
         json.loads(Path(m.path.removesuffix(".pkl") + ".state.json").read_text())["pending_tasks"]
@@ -387,10 +376,7 @@ def test_specs_keep_their_data_status_and_strategy() -> None:
 
 
 def test_completed_siblings_of_a_group_are_not_run_again() -> None:
-    with workflow("group", max_parallel=1) as flow:
-        (first | asks | second) >> urgent
-
-    context = stopped(flow, 2)
+    context = stopped(chain((first, asks, second), urgent, max_parallel=1), 2)
     assert context.completed_tasks == {"first", "asks"}
     WorkflowEngine().execute(context)
 
@@ -399,10 +385,7 @@ def test_completed_siblings_of_a_group_are_not_run_again() -> None:
 
 
 def test_a_join_waits_for_what_was_still_to_come_when_the_checkpoint_was_taken() -> None:
-    with workflow("join", max_parallel=1, checkpoint=EveryTask()) as flow:
-        (first | asks) >> both
-
-    context = stopped(flow, 1)
+    context = stopped(chain((first, asks), both, max_parallel=1, checkpoint=EveryTask()), 1)
     result = WorkflowEngine().execute(context)
 
     assert result == "first and asks"

@@ -115,12 +115,6 @@ def test_what_a_heavy_import_loads_would_be_seen() -> None:
     assert "concurrent.futures" in modules_loaded_by("import concurrent.futures")
 
 
-def test_a_file_is_at_most_600_lines_long() -> None:
-    lengths = {name: text.count("\n") for name, text in sources()}
-
-    assert {name: length for name, length in lengths.items() if length > 600} == {}
-
-
 def test_every_file_says_what_it_is() -> None:
     assert [name for name, text in sources() if ast.get_docstring(ast.parse(text)) is None] == []
 

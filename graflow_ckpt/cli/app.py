@@ -21,34 +21,28 @@ from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.frontends.door import needed
 
 COMMANDS = {
-    "run": "Run a program's workflow under a session.",
-    "resume": "Go on with a session, or from one checkpoint.",
-    "plan": "Show what a resume would reuse and run.",
-    "sessions": "List the sessions of a store and of a fleet; purge them.",
-    "checkpoints": "List, compare, copy and mend checkpoints; take one of a fleet's session.",
-    "prune": "Delete checkpoints that are too old or too many, as `checkpoints prune` does.",
-    "submit": "Have a fleet run a program's workflow.",
-    "worker": "Run the tasks of a fleet.",
-    "status": "Show how far a session of a fleet is.",
-    "wait": "Wait until a session of a fleet has ended.",
-    "pause": "Have a session of a fleet hand out no more tasks.",
-    "cancel": "End a session of a fleet for good.",
-    "failed": "List tasks that have failed on a fleet; run them again.",
-    "top": "Watch the sessions and workers of a fleet.",
-    "trust": "Look at a foreign checkpoint and seal it with your key.",
-    "key": "Make, list and replace the keys that seal checkpoints.",
-    "db": "Make, change and look at the tables of a store in a database.",
-    "settings": "Show what is set, and where it comes from.",
-    "doctor": "What is installed, writable and safe here, and reached.",
-    "completion": "Print the completion script of a shell.",
+    "run": ("run", "Run a program's workflow under a session."),
+    "resume": ("run", "Go on with a session, or from one checkpoint."),
+    "plan": ("run", "Show what a resume would reuse and run."),
+    "sessions": ("inspect", "List the sessions of a store and of a fleet; purge them."),
+    "checkpoints": ("inspect", "List, compare, copy and delete checkpoints; take one of a fleet's session."),
+    "prune": ("care", "Delete checkpoints that are too old or too many, as `checkpoints prune` does."),
+    "submit": ("fleet", "Have a fleet run a program's workflow."),
+    "worker": ("fleet", "Run the tasks of a fleet."),
+    "status": ("fleet", "Show how far a session of a fleet is."),
+    "wait": ("fleet", "Wait until a session of a fleet has ended."),
+    "pause": ("fleet", "Have a session of a fleet hand out no more tasks."),
+    "cancel": ("fleet", "End a session of a fleet for good."),
+    "failed": ("fleet", "List tasks that have failed on a fleet; run them again."),
+    "top": ("fleet", "Watch the sessions and workers of a fleet."),
+    "trust": ("care", "Look at a foreign checkpoint and seal it with your key."),
+    "key": ("care", "Make, list and replace the keys that seal checkpoints."),
+    "db": ("care", "Make, change and look at the tables of a store in a database."),
+    "settings": ("inspect", "Show what is set, and where it comes from."),
+    "doctor": ("inspect", "What is installed, writable and safe here, and reached."),
+    "completion": ("inspect", "Print the completion script of a shell."),
 }
-
-FOLDERS = {
-    **dict.fromkeys(("run", "resume", "plan"), "run"),
-    **dict.fromkeys(("sessions", "checkpoints", "settings", "doctor", "completion"), "inspect"),
-    **dict.fromkeys(("submit", "worker", "status", "wait", "pause", "cancel", "failed", "top"), "fleet"),
-    **dict.fromkeys(("prune", "trust", "key", "db"), "care"),
-}
+"""The folder of each, where its module is called like the command, and what it does."""
 
 
 class Commands(click.Group):
@@ -60,8 +54,10 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"graflow_ckpt.cli.{FOLDERS[cmd_name]}.{cmd_name}")
-        command: click.Command = module.command
+        folder, text = COMMANDS[cmd_name]
+        module = "removal" if cmd_name == "prune" else cmd_name  # it is also in the group `checkpoints`
+        command: click.Command = import_module(f"graflow_ckpt.cli.{folder}.{module}").command
+        command.short_help = command.short_help or text
         return command
 
     def resolve_command(
@@ -81,7 +77,7 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -6,16 +6,13 @@ one says so before anything is done.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from difflib import get_close_matches
+from itertools import islice
 
-import click
-
-from graflow_ckpt.cli import words
-from graflow_ckpt.cli.options import configured, with_fleet
+from graflow_ckpt.cli import options, words
 from graflow_ckpt.cli.terminal import Document, Manner
+from graflow_ckpt.config.settings import FleetSettings
 from graflow_ckpt.core.errors import GraflowError, NoSession
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.fleet.client import Client
@@ -24,36 +21,27 @@ from graflow_ckpt.fleet.status import Status, read_all
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.stores.around.keys import Keyring, uses_local_key
 
-if TYPE_CHECKING:
-    from graflow_ckpt.config.settings import Resolved
-
-
 CLOSEST = 3  # ids that are offered where one was mistyped
 _MOMENT = 0.5  # seconds that a shell is made to wait for a server
 _MANY = 200  # ids that a shell is offered
 
 
-def connect(resolved: Resolved, *, key: bool = False, timeout: float = 5.0) -> Client:
+def connect(settings: FleetSettings, *, key: bool = False, timeout: float = 5.0) -> Client:
     """Connect to the fleet that was named; `key`: something is going to be sealed."""
-    assert resolved.url is not None
     keyring = Keyring.load(local=False) if key or not uses_local_key() else None
-    link = open_link(resolved.url, timeout=timeout)
-    rq = resolved.rq_url
-    return Client(link, open_link(rq, timeout=timeout) if rq else None, keyring)
+    link = open_link(settings.redis_url, timeout=timeout)
+    return Client(link, open_link(settings.rq_url, timeout=timeout) if settings.rq_url else None, keyring)
 
 
-def client_of(ctx: click.Context, *, key: bool = False) -> Client:
+def client_of(manner: Manner, *, key: bool = False) -> Client:
     """Return the client of the fleet that command line and environment name."""
-    return connect(with_fleet(ctx), key=key)
+    return connect(options.with_fleet(manner), key=key)
 
 
-def some_sessions(ctx: click.Context) -> list[str]:
+def some_sessions(manner: Manner) -> list[str]:
     """Return sessions for the completion of a shell: in a moment or not at all."""
     try:
-        if not configured(ctx):
-            return []
-        client = connect(with_fleet(ctx), timeout=_MOMENT)
-        return client.sessions()[:_MANY]
+        return connect(options.with_fleet(manner), timeout=_MOMENT).sessions()[:_MANY]
     except GraflowError:
         return []
 
@@ -68,14 +56,12 @@ def session_at(client: Client, session: str) -> Handle:
     return handle
 
 
-def handle_of(ctx: click.Context, session: str) -> Handle:
+def handle_of(manner: Manner, session: str) -> Handle:
     """Return the same, at the fleet that is meant."""
-    return session_at(client_of(ctx), session)
+    return session_at(client_of(manner), session)
 
 
 def unknown(client: Client, session: str) -> NoSession:
-    from difflib import get_close_matches
-
     near = get_close_matches(session, client.sessions(), CLOSEST)
     meant = f"Is {' or '.join(near)} meant? " if near else ""
     return NoSession(
@@ -89,48 +75,28 @@ def unknown(client: Client, session: str) -> NoSession:
 FINISHED = frozenset({"completed", "cancelled"})
 """How sessions end that nothing goes on with."""
 
-COLUMNS = (
-    "session", "workflow", "status", "steps", "done", "ready", "running", "delayed", "failed", "tokens",
-    "age", "reason",
-)  # fmt: skip
-NUMBERS = ("steps", "done", "ready", "running", "delayed", "failed", "tokens", "age")
 _REASON = 60  # characters of it in a table
 
 
-def rows_of(
-    client: Client, *, workflow: str | None = None, unfinished: bool = False, limit: int | None = None
-) -> list[Status]:
+def rows_of(client: Client, *, workflow: str | None, unfinished: bool, limit: int | None) -> list[Status]:
     """Return the newest first. One whose time is over may still be in the list, and is left out."""
-    found: list[Status] = []
-    for row in read_all(client.link, client.sessions()):
-        if workflow in (None, row.workflow) and not (unfinished and row.status in FINISHED):
-            found.append(row)
-            if len(found) == limit:
-                break
-    return found
+    found = (
+        row
+        for row in read_all(client.link, client.sessions())
+        if workflow in (None, row.workflow) and not (unfinished and row.status in FINISHED)
+    )
+    return list(islice(found, limit))
 
 
 def document(row: Status, at: str) -> Document:
-    now = time.time()
     return {
         **asdict(row),
         "queues": dict(row.queues),
         "slices": dict(row.slices),
         "pending": row.ready + row.delayed + row.running,
-        "age": max(0.0, now - row.created),
+        "age": words.seconds_ago(row.created),
         "at": at,
     }
-
-
-def table(manner: Manner, rows: Sequence[Status]) -> None:
-    columns = COLUMNS if any(row.reason for row in rows) else COLUMNS[:-1]
-    now = time.time()
-    cells = [
-        (r.session, r.workflow, r.status, r.steps, r.completed, r.ready, r.running, r.delayed, r.failed,
-         r.tokens, words.age(max(0.0, now - r.created)), shortened(r.reason))[: len(columns)]
-        for r in rows
-    ]  # fmt: skip
-    manner.table(columns, cells, right=NUMBERS)
 
 
 def shortened(text: str) -> str:

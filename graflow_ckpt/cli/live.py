@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.file_proxy import FileProxy
+from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
@@ -31,6 +33,15 @@ BARS = 8  # tasks that are shown with a bar of their own
 _spinner = Spinner("dots", style="cyan")
 
 
+def block_on(stream: TextIO, draw: Callable[[], RenderableType], *, redirect: bool = True) -> Live:
+    """Return a block, drawn anew for each picture; `redirect`: rich leads what is printed above it."""
+    console = Console(file=stream, highlight=False)
+    return Live(
+        get_renderable=draw, console=console, refresh_per_second=8, transient=True,
+        redirect_stdout=redirect, redirect_stderr=redirect,
+    )  # fmt: skip
+
+
 def block(tally: Tally) -> RenderableType:
     """Draw the picture of now."""
     head = Table.grid(padding=(0, 1))
@@ -41,7 +52,7 @@ def block(tally: Tally) -> RenderableType:
         rows.append(_bars(bars))
     names = [name for name in list(tally.running) if name not in bars]
     if names:
-        rows.append(Text(f"  running: {clean(_listed(names))}", style="dim"))
+        rows.append(Text(f"  running: {clean(words.listed(names, BARS))}", style="dim"))
     rows.append(_checkpoint(tally))
     return Group(*rows)
 
@@ -56,19 +67,14 @@ def _bars(bars: dict[str, tuple[float, float | None]]) -> Table:
 
 
 def _checkpoint(tally: Tally) -> Text:
-    if tally.saved_at is None:
+    if tally.last_save is None:
         return Text("  no checkpoint in this run yet", style="dim")
-    when = words.age(monotonic() - tally.saved_at)
-    said = f"  last checkpoint: step {tally.saved_step}, {when} ago ({tally.saved} in this run)"
+    at, step = tally.last_save
+    said = f"  last checkpoint: step {step}, {words.age(monotonic() - at)} ago ({tally.saved} in this run)"
     text = Text(said, style="dim")
     if tally.failed_saves:
         text.append(f"  {tally.failed_saves} could not be saved", style="red")
     return text
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - BARS} more" if len(names) > BARS else ""
-    return ", ".join(names[:BARS]) + more
 
 
 class Door:

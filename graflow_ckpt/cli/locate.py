@@ -84,7 +84,7 @@ def place_of(manner: Manner, store: str, names: Sequence[str]) -> str:
     elsewhere = others(store)
     if not elsewhere:
         return store
-    wanted = [name for name in names if not _is_path(name)]
+    wanted = [name for name in names if not (is_path(name) or os.path.lexists(f"{name}.meta.json"))]
     if names and not wanted:
         return store
     if wanted:
@@ -98,8 +98,9 @@ def place_of(manner: Manner, store: str, names: Sequence[str]) -> str:
     return found[0] if found else store
 
 
-def _is_path(name: str) -> bool:
-    return os.sep in name or name.endswith(_SUFFIXES) or os.path.lexists(f"{name}.meta.json")
+def is_path(name: str) -> bool:
+    """Return True if a name is that of a file: no session or workflow is called so."""
+    return os.sep in name or name.endswith(_SUFFIXES)
 
 
 def _has_some(place: str) -> bool:
@@ -129,7 +130,7 @@ def no_checkpoint(path: str) -> CheckpointNotFound:
 
 def neither(store: str, name: str) -> CheckpointNotFound | NoSession:
     """Return the error for a checkpoint or a session that was named and is not in the store."""
-    if os.sep in name or name.endswith(".pkl"):
+    if is_path(name):
         return CheckpointNotFound(f"There is no checkpoint {name}.", path=name)
     near = get_close_matches(name, [row.session for row in overview(store)], 3)
     return NoSession(
@@ -140,7 +141,7 @@ def neither(store: str, name: str) -> CheckpointNotFound | NoSession:
 
 
 def _nothing(store: str, what: str, rows: list[SessionRow]) -> GraflowError:
-    if what.endswith(_SUFFIXES) or os.sep in what:
+    if is_path(what):
         return no_checkpoint(what)
     known = ", ".join(row.session for row in rows[:5])
     return NoSession(
@@ -160,17 +161,27 @@ def _the_only(store: str, latest: bool) -> Place:
     return by_session(store, rows[0].session)
 
 
+def stem(path: str) -> str:
+    """Return the path that the files of a checkpoint have in common."""
+    return next((path.removesuffix(suffix) for suffix in _SUFFIXES if path.endswith(suffix)), path)
+
+
 def checkpoint_path(what: str) -> str | None:
     """Return the `.pkl` path of a checkpoint, if one is there under this name or one of its files'."""
-    base = what
-    for suffix in _SUFFIXES:
-        if what.endswith(suffix):
-            base = what.removesuffix(suffix)
-            break
+    base = stem(what)
     if "://" in what:
         return what if _is_there(what) else None
     there = os.path.lexists(f"{base}.meta.json") or (base != what and os.path.lexists(what))
     return f"{base}.pkl" if there else None
+
+
+def path_of(store: str | None, what: str) -> str:
+    """Return the path of the checkpoint that is meant: itself, or the newest good one of a session."""
+    if (path := checkpoint_path(what)) is not None:
+        return path
+    if store is None or is_path(what):
+        raise no_checkpoint(what)
+    return by_session(store, what).found.path
 
 
 def by_path(path: str) -> Place:

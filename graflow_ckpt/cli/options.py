@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -14,17 +14,13 @@ from click.shell_completion import CompletionItem
 
 from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.terminal import Manner
-from graflow_ckpt.config.sources import CONFIG_VARIABLE, FILE_NAME, BadSetting, gather
-from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.config import settings
+from graflow_ckpt.core.errors import BadSetting, GraflowError
 from graflow_ckpt.links.addresses import SCHEMES
 from graflow_ckpt.links.environment import variable
 
-if TYPE_CHECKING:
-    from graflow_ckpt.config.settings import Resolved
-
-# Any: click's decorators take whatever functions commands are.
-F = TypeVar("F", bound=Callable[..., Any])
-TAKE_OVER = "Take the session from a living owner; in a folder that process is ended, after a question."
+Command = Callable[..., Any]  # Any: click's decorators take whatever functions commands are
+Decorator = Callable[[Command], Command]
 
 
 def manner_of(ctx: click.Context) -> Manner:
@@ -32,23 +28,44 @@ def manner_of(ctx: click.Context) -> Manner:
     return found if found is not None else ctx.ensure_object(Manner)
 
 
-def common(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--json` and `--traceback`: to every command; its context has what they say in its manner."""
+def common(function: Command) -> Command:
+    """Add `--json` and `--traceback`: to every command, which is called with the manner that they set."""
     text = "Show where an error of graflow-ckpt comes from."
     return as_json(_flag("--traceback", "traceback", text)(function))
 
 
-def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
+def as_json(function: Command) -> Command:
     """Add `--json` alone, for a command that has another `--traceback`."""
-    return _flag("--json", "json", "JSON instead of text.")(click.pass_context(function))
+
+    @wraps(function)
+    def called(*arguments: Any, **options: Any) -> Any:
+        return function(manner_of(click.get_current_context()), *arguments, **options)
+
+    return _flag("--json", "json", "JSON instead of text.")(called)
 
 
-def _flag(flag: str, name: str, text: str) -> Callable[[F], F]:
+def _flag(flag: str, name: str, text: str) -> Decorator:
     def note(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
         if value:
             setattr(manner_of(ctx), name, True)
 
     return click.option(flag, is_flag=True, is_eager=True, expose_value=False, callback=note, help=text)
+
+
+def typed(name: str) -> bool:
+    """Return True if this parameter of the command that runs stands on the command line."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def each(*options: Decorator) -> Decorator:
+    """Return all of these as one decorator; the help has them in this order."""
+
+    def decorate(function: Command) -> Command:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 def _typed(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
@@ -59,192 +76,15 @@ def _typed(kind: str) -> Callable[[click.Context, click.Parameter, str], list[Co
 complete_folders, complete_files = _typed("dir"), _typed("file")
 
 
+# --- completion --------------------------------------------------------------------------
+
+
 def default_store() -> str:
     return lazy.places.for_command_line()
 
 
-def store(function: F) -> F:
-    """Add `--store`, with the same default as a program's."""
-    return _store_option(words.parse_store, "checkpoints")(function)
-
-
-def found_store(function: F) -> F:
-    """Add `--store` of a command that looks for something: by default all places used."""
-    return _store_option(_parse_store, "checkpoints, then all places used")(function)
-
-
-def _store_option(callback: Callable[..., Any], shown: str) -> Callable[[F], F]:
-    return click.option(
-        "--store", default=default_store, show_default=shown, metavar="FOLDER|URL", callback=callback,
-        shell_complete=complete_folders,
-        help="Where the checkpoints are; also GRAFLOW_CKPT_STORE. sqlite:// is the user's own database.",
-    )  # fmt: skip
-
-
-_NAMES = ("what", "session", "sessions", "its", "a", "b", "workflow")
-"""Parameters of commands that name what is looked for."""
-
-
-def _parse_store(ctx: click.Context, parameter: click.Parameter, given: str) -> str | None:
-    """Return the store that was typed, else the place that has what the command names."""
-    store = words.parse_store(ctx, parameter, given)
-    source = ctx.get_parameter_source(str(parameter.name))
-    if store is None or ctx.resilient_parsing or source is not ParameterSource.DEFAULT:
-        return store
-    named = [ctx.params[name] for name in _NAMES if ctx.params.get(name)]
-    names = [name for value in named for name in ((value,) if isinstance(value, str) else value)]
-
-    return lazy.locate.place_of(manner_of(ctx), store, names)
-
-
-def of_program(function: F) -> F:
-    """Add what `run` and `submit` have in common: a program, its arguments, and inputs."""
-    for option in reversed((
-        click.argument("target", metavar="FILE.py|MODULE[:WORKFLOW]", shell_complete=complete_files),
-        click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]"),
-        click.option("--input", "inputs", multiple=True, callback=words.parse_inputs, metavar="NAME=VALUE",
-                     help="An input of the workflow: JSON if it parses, else text."),
-    )):  # fmt: skip
-        function = option(function)
-    return function
-
-
-def running(function: F) -> F:
-    """Add what `run` and `resume` have in common."""
-    for option in reversed((
-        click.option("--max-steps", type=click.IntRange(min=1), metavar="N",
-                     help="Stop after so many steps, counted over all resumes."),
-        click.option("--durability", type=click.Choice(["auto", "checkpoint", "journal", "none"]),
-                     help="What survives a crash: every commit, large values within a budget of time (auto); "
-                     "the newest checkpoint; every commit (journal); or nothing."),
-        click.option("--every", "policy", multiple=True, callback=words.parse_every, metavar="N|30s",
-                     help="Checkpoint every N steps or every 30s; may be repeated."),
-        click.option("--changed", type=click.Choice(["reuse", "rerun"]),
-                     help="What to do with completed tasks that have changed since."),
-        click.option("--in-doubt", multiple=True, callback=words.parse_answers,
-                     metavar="TASK=rerun|skip|fail",
-                     help="What to do with a task that was running when its process died."),
-        click.option("--until-damage", is_flag=True,
-                     help="Use a damaged journal up to the damage; what was committed after it is lost."),
-        click.option("--take-over", is_flag=True, help=TAKE_OVER),
-        click.option("--yes", is_flag=True, help="With --take-over: do not ask before a process is ended."),
-        click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
-                     help="Show what the engine logs."),
-        click.option("--progress/--no-progress", default=True, help="Show what goes on while it runs."),
-    )):  # fmt: skip
-        function = option(function)
-    return function
-
-
-# --- which fleet ---------------------------------------------------------------------------
-
-_KEPT = "graflow_ckpt.flags"
-_CONFIG = "graflow_ckpt.config"
-
-
-class NoFleet(BadSetting):
-    """No server was named anywhere."""
-
-
-def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:  # Any: whatever was typed
-    if value is None:
-        return
-    if parameter.name == "config":
-        ctx.meta[_CONFIG] = value
-    elif parameter.name is not None:
-        ctx.meta.setdefault(_KEPT, {})[parameter.name] = value
-
-
-def kept(*flags: str, **options: Any) -> Callable[[F], F]:  # Any: what click.option takes
-    """Return an option that is a setting; its name is the setting's."""
-    return click.option(*flags, callback=_keep, expose_value=False, **options)
-
-
-def fleet(function: F) -> F:
-    """Add `--url`, `--rq-url` and `--config`: to every command that speaks to a fleet.
-
-    They do not become arguments of a command: they are gathered per call of the command line, so that
-    `sessions --url … purge` and `sessions purge --url …` mean the same. pydantic is loaded when a
-    command asks for their values.
-    """
-    for option in reversed((
-        kept("--url", "redis_url", metavar="URL",
-             help=f"The fleet's server; better {variable('redis_url')}: others can see a flag."),
-        kept("--rq-url", metavar="URL", help="The server of RQ's queues, if that is another one."),
-        kept("--config", metavar="FILE", shell_complete=complete_files,
-             help=f"Settings, instead of {FILE_NAME}; also {CONFIG_VARIABLE}."),
-    )):  # fmt: skip
-        function = option(function)
-    return function
-
-
-def of_fleet(function: F) -> F:
-    """Add the same to a command that needs a fleet: one not named is reported before a missing package."""
-
-    @wraps(function)
-    def checked(*arguments: Any, **options: Any) -> Any:  # Any: of the command that it wraps
-        if not configured(click.get_current_context()):
-            raise no_fleet()
-        return function(*arguments, **options)
-
-    return fleet(cast("F", checked))
-
-
-def is_server(store: str) -> bool:
-    """Return True if a fleet can be there: at the address of a Redis server, and of nothing else."""
-    scheme, separator, _ = store.partition("://")
-    return bool(separator) and scheme.lower() in SCHEMES
-
-
-def name_fleet(ctx: click.Context, url: str) -> None:
-    """Name a fleet as if `--url` had been typed."""
-    ctx.meta.setdefault(_KEPT, {})["redis_url"] = url
-
-
-def named(ctx: click.Context) -> bool:
-    """Return True if a fleet was named on the command line."""
-    return "redis_url" in ctx.meta.get(_KEPT, {})
-
-
-def configured(ctx: click.Context) -> bool:
-    """Return True if a fleet is named anywhere. Checks nothing, so that pydantic is not needed."""
-    return "redis_url" in gather(ctx.meta.get(_KEPT), ctx.meta.get(_CONFIG)).values
-
-
-def settings(ctx: click.Context) -> Resolved:
-    """Return all settings as they count."""
-    given = gather(ctx.meta.get(_KEPT), ctx.meta.get(_CONFIG))
-
-    return lazy.settings.resolve(given)
-
-
-def with_fleet(ctx: click.Context) -> Resolved:
-    """Return the same; refuse if no server is named. This process's environment has it from now on."""
-    resolved = settings(ctx)
-    if resolved.url is None:
-        raise no_fleet()
-    resolved.export()
-    return resolved
-
-
-def no_fleet() -> NoFleet:
-    return NoFleet(
-        "Which fleet? No server is named.",
-        hint=f"Set {variable('redis_url')}, write redis_url into [fleet] of {FILE_NAME}, or give --url. "
-        "A session in a store needs none: graflow-ckpt sessions, resume, checkpoints.",
-    )
-
-
-# --- completion ----------------------------------------------------------------------------
-
-
 def _named_store(ctx: click.Context) -> str:
     return str(ctx.params.get("store") or ctx.params.get("origin") or default_store())
-
-
-def store_or_fleet() -> click.UsageError:
-    """Return what to raise where both a store and a fleet are named."""
-    return click.UsageError("--store is for sessions of a store, --url for those of a fleet: one of them.")
 
 
 def complete_sessions(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -254,9 +94,13 @@ def complete_sessions(ctx: click.Context, parameter: click.Parameter, incomplete
 
 def complete_remote(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
     """Complete sessions of the fleet that is set up; a server that does not answer at once counts as none."""
-    if not configured(ctx):
+    if not configured(manner_of(ctx)):
         return []  # without loading what speaks to servers
-    return [CompletionItem(name) for name in lazy.client.some_sessions(ctx) if name.startswith(incomplete)]
+    return [
+        CompletionItem(name)
+        for name in lazy.client.some_sessions(manner_of(ctx))
+        if name.startswith(incomplete)
+    ]
 
 
 def complete_everywhere(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -319,3 +163,172 @@ def _listing(folder: str) -> list[str]:
         return os.listdir(folder.removeprefix("file://") or ".")
     except OSError:
         return []
+
+
+# --- options -----------------------------------------------------------------------------
+
+COUNT = click.IntRange(min=1)
+
+take_over = click.option(
+    "--take-over", is_flag=True,
+    help="Take the session from a living owner; in a folder that process is ended, after a question.",
+)  # fmt: skip
+unasked = click.option("--yes", is_flag=True, help="Do not ask.")
+unasked_end = click.option(
+    "--yes", is_flag=True, help="With --take-over: do not ask before a process is ended."
+)
+of_workflow = click.option("--workflow", metavar="NAME", help="Only of this workflow.")
+newest = click.option("--limit", type=COUNT, metavar="N", help="The newest N.")
+remote_session = click.argument("session", shell_complete=complete_remote)
+places = click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
+
+
+def store(function: Command) -> Command:
+    """Add `--store`, with the same default as a program's."""
+    return _store_option(words.parse_store, "checkpoints")(function)
+
+
+def found_store(function: Command) -> Command:
+    """Add `--store` of a command that looks for something: by default all places used."""
+    return _store_option(_parse_store, "checkpoints, then all places used")(function)
+
+
+def _store_option(callback: Callable[..., Any], shown: str) -> Decorator:
+    return click.option(
+        "--store", default=default_store, show_default=shown, metavar="FOLDER|URL", callback=callback,
+        shell_complete=complete_folders,
+        help="Where the checkpoints are; also GRAFLOW_CKPT_STORE. sqlite:// is the user's own database.",
+    )  # fmt: skip
+
+
+_NAMES = ("what", "session", "sessions", "its", "a", "b", "workflow")
+"""Parameters of commands that name what is looked for."""
+
+
+def _parse_store(ctx: click.Context, parameter: click.Parameter, given: str) -> str | None:
+    """Return the store that was typed, else the place that has what the command names."""
+    store = words.parse_store(ctx, parameter, given)
+    source = ctx.get_parameter_source(str(parameter.name))
+    if store is None or ctx.resilient_parsing or source is not ParameterSource.DEFAULT:
+        return store
+    named = [ctx.params[name] for name in _NAMES if ctx.params.get(name)]
+    names = [name for value in named for name in ((value,) if isinstance(value, str) else value)]
+    return lazy.locate.place_of(manner_of(ctx), store, names)
+
+
+of_program = each(
+    click.argument("target", metavar="FILE.py|MODULE[:WORKFLOW]", shell_complete=complete_files),
+    click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]"),
+    click.option("--input", "inputs", multiple=True, callback=words.parse_inputs, metavar="NAME=VALUE",
+                 help="An input of the workflow: JSON if it parses, else text."),
+)  # fmt: skip
+"""What `run` and `submit` have in common: a program, its arguments, and inputs."""
+
+running = each(
+    click.option("--max-steps", type=COUNT, metavar="N",
+                 help="Stop after so many steps, counted over all resumes."),
+    click.option("--durability", type=click.Choice(["auto", "checkpoint", "journal", "none"]),
+                 help="What survives a crash: every commit, large values within a budget of time (auto); "
+                 "the newest checkpoint; every commit (journal); or nothing."),
+    click.option("--every", "policy", multiple=True, callback=words.parse_every, metavar="N|30s",
+                 help="Checkpoint every N steps or every 30s; may be repeated."),
+    click.option("--changed", type=click.Choice(["reuse", "rerun"]),
+                 help="What to do with completed tasks that have changed since."),
+    click.option("--in-doubt", multiple=True, callback=words.parse_answers, metavar="TASK=rerun|skip|fail",
+                 help="What to do with a task that was running when its process died."),
+    click.option("--until-damage", is_flag=True,
+                 help="Use a damaged journal up to the damage; what was committed after it is lost."),
+    take_over,
+    unasked_end,
+    click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
+                 help="Show what the engine logs."),
+    click.option("--progress/--no-progress", default=True, help="Show what goes on while it runs."),
+)  # fmt: skip
+"""What `run` and `resume` have in common."""
+
+
+# --- which fleet ---------------------------------------------------------------------------
+
+
+class NoFleet(BadSetting):
+    """No server was named anywhere."""
+
+
+def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:  # Any: whatever was typed
+    manner = manner_of(ctx)
+    if value is not None and parameter.name == "config":
+        manner.config = value
+    elif value is not None and parameter.name is not None:
+        manner.flags[parameter.name] = value
+
+
+def kept(*flags: str, **options: Any) -> Decorator:  # Any: what click.option takes
+    """Return an option that is a setting; its name is the setting's."""
+    return click.option(*flags, callback=_keep, expose_value=False, **options)
+
+
+fleet = each(
+    kept("--url", "redis_url", metavar="URL",
+         help=f"The fleet's server; better {variable('redis_url')}: others can see a flag."),
+    kept("--rq-url", metavar="URL", help="The server of RQ's queues, if that is another one."),
+    kept("--config", metavar="FILE", shell_complete=complete_files,
+         help=f"Settings, instead of {settings.FILE_NAME}; also {settings.CONFIG_VARIABLE}."),
+)  # fmt: skip
+"""`--url`, `--rq-url` and `--config`, for every command that speaks to a fleet. They do not become arguments
+of a command: they are gathered per call of the command line, so that `sessions --url … purge` and
+`sessions purge --url …` mean the same."""
+
+
+def of_fleet(function: Command) -> Command:
+    """Add the same to a command that needs a fleet: one not named is reported before a missing package."""
+
+    @wraps(function)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        if not configured(manner_of(click.get_current_context())):
+            raise no_fleet()
+        return function(*arguments, **options)
+
+    return fleet(checked)
+
+
+def is_server(store: str) -> bool:
+    """Return True if a fleet can be there: at the address of a Redis server, and of nothing else."""
+    scheme, separator, _ = store.partition("://")
+    return bool(separator) and scheme.lower() in SCHEMES
+
+
+def named(manner: Manner) -> bool:
+    """Return True if a fleet was named on the command line."""
+    return "redis_url" in manner.flags
+
+
+def configured(manner: Manner) -> bool:
+    """Return True if a fleet is named anywhere. Checks nothing."""
+    return "redis_url" in settings.gather(manner.flags, manner.config).values
+
+
+def resolved(manner: Manner) -> settings.FleetSettings:
+    """Return all settings as they count."""
+    return settings.resolve(settings.gather(manner.flags, manner.config))
+
+
+def with_fleet(manner: Manner) -> settings.FleetSettings:
+    """Return the same; refuse if no server is named. This process's environment has it from now on."""
+    found = resolved(manner)
+    if not found.redis_url:
+        raise no_fleet()
+    found.export()
+    return found
+
+
+def no_fleet() -> NoFleet:
+    return NoFleet(
+        "Which fleet? No server is named.",
+        hint=f"Set {variable('redis_url')}, write redis_url into [fleet] of {settings.FILE_NAME}, or give "
+        "--url. A session in a store needs none: graflow-ckpt sessions, resume, checkpoints.",
+    )
+
+
+def store_or_fleet() -> click.UsageError:
+    """Return what to raise where both a store and a fleet are named."""
+    return click.UsageError("--store is for sessions of a store, --url for those of a fleet: one of them.")

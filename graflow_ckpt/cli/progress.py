@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.terminal import Document, Manner
@@ -36,16 +37,13 @@ class Tally:
         self.session = event.session
         self.workflow: str = event.facts["workflow"]
         self.store: str = event.facts["store"]
-        self.line: str = event.facts.get("line", "")  # how it begins, if it is not simply new
         self.status = ""  # as it ended
-        self.reason = ""
         self.step = self.first_step = event.step
         self.pending: int = event.facts["pending"]  # running ones included
         self.running: dict[str, int] = {}
         self.bars: dict[str, tuple[float, float | None]] = {}
         self.saved = 0
-        self.saved_at: float | None = None
-        self.saved_step = 0
+        self.last_save: tuple[float, int] | None = None  # when, and at which step
         self.saved_path: str | None = event.facts["path"]
         self.failed_saves = 0
         self.unsaved = ""  # why the end is not durable
@@ -64,7 +62,7 @@ class Tally:
                 self.bars[event.task] = facts["done"], facts["total"]
             case "checkpoint_saved":
                 self.saved += 1
-                self.saved_at, self.saved_step, self.saved_path = monotonic(), event.step, facts["path"]
+                self.last_save, self.saved_path = (monotonic(), event.step), facts["path"]
             case "checkpoint_failed":
                 self.failed_saves += 1
             case "session_started":
@@ -73,8 +71,7 @@ class Tally:
             case "session_finished":
                 self.status = "completed"
             case "session_ended":
-                self.status, self.reason = facts["status"], facts.get("reason", "")
-                self.unsaved = facts.get("unsaved", "")
+                self.status, self.unsaved = facts["status"], facts.get("unsaved", "")
                 self.running.clear()
 
     def _left(self, task: str) -> None:
@@ -136,28 +133,26 @@ class Reporter:
             return
         match event.kind:
             case "session_finished":
-                self.finished(tally)
+                self.manner.note(event.facts.get("line", ""))
             case "session_started" if fresh:  # else it has gone back and starts from there
                 self.started(event, tally)
             case "session_ended":
-                self.ended(tally)
+                self.ended(event, tally)
             case _:
                 self.went_on(event, tally)
 
     def started(self, event: Event, tally: Tally) -> None:
-        self.manner.note(tally.line or f"session {tally.session} ({tally.workflow}): {opening(event, tally)}")
+        begins = f"session {tally.session} ({tally.workflow}): {opening(event, tally)}"
+        self.manner.note(event.facts.get("line") or begins)
         if not event.facts["resumed"]:
             self._mention(tally)
 
     def went_on(self, event: Event, tally: Tally) -> None:
         pass
 
-    def ended(self, tally: Tally) -> None:
+    def ended(self, event: Event, tally: Tally) -> None:
         if tally.status != "interrupted":  # the engine itself says from where that continues
-            self.manner.note(f"session {tally.session}: {closing(tally)}")
-
-    def finished(self, tally: Tally) -> None:
-        self.manner.note(tally.line)
+            self.manner.note(f"session {tally.session}: {closing(event, tally)}")
 
     def close(self) -> None:
         pass
@@ -172,7 +167,7 @@ def opening(event: Event, tally: Tally) -> str:
     return "new; a checkpoint is made only if it is stopped or fails (--every, --session)"
 
 
-def closing(tally: Tally) -> str:
+def closing(event: Event, tally: Tally) -> str:
     """Return how it ended, and what to do next."""
     command = words.resume_command(tally.session, tally.store)
     own = f"{tally.step - tally.first_step} in this run, {tally.seconds:.3g} s"
@@ -185,7 +180,9 @@ def closing(tally: Tally) -> str:
         case "stopped":
             limit = str(2 * max(1, tally.step))
             larger = words.resume_command(tally.session, tally.store, "--max-steps", limit)
-            return f"{tally.reason or 'stopped'} {steps}; go on with a larger one: {larger}{lost}"
+            return (
+                f"{event.facts.get('reason') or 'stopped'} {steps}; go on with a larger one: {larger}{lost}"
+            )
         case status:
             again = f"; go on with: {command}" if status in ("failed", "stalled") and tally.saved_path else ""
             return f"{status} {steps}{again}{lost}"
@@ -246,40 +243,21 @@ class LiveBlock(Reporter):
         self.close()
         super().started(event, tally)
         self._shown = tally
-        self._live = self._start()
+        draw = partial(lazy.live.block, tally)
+        self._live = lazy.live.block_on(self._doors.err.real, draw, redirect=False)
+        self._doors.lead_above(self._live.console)
+        self._live.start()
 
-    def ended(self, tally: Tally) -> None:
+    def ended(self, event: Event, tally: Tally) -> None:
         if tally is self._shown:
             self.close()
-        super().ended(tally)
+        super().ended(event, tally)
 
     def close(self) -> None:
         if self._live is not None:
             live, self._live = self._live, None
             live.stop()
             self._doors.open()
-
-    def _start(self) -> Live:
-        from rich.console import Console
-        from rich.live import Live
-
-        console = Console(file=self._doors.err.real, highlight=False)
-        live = Live(
-            self,  # rendered again for each picture
-            console=console,
-            refresh_per_second=8,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._doors.lead_above(console)
-        live.start()
-        return live
-
-    def __rich__(self) -> Any:  # Any: rich renders what it knows
-
-        assert self._shown is not None
-        return lazy.live.block(self._shown)
 
 
 def reporter_for(manner: Manner, mention: Mention, *, progress: bool) -> Reporter:

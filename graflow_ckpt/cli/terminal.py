@@ -11,13 +11,12 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any, Literal, TextIO, TypeVar
+from dataclasses import asdict, is_dataclass
+from typing import Any, Literal, TextIO
 
 import click
 
-from graflow_ckpt.config.sources import BadSetting
-from graflow_ckpt.core.errors import BadAddress, BadSessionId, GraflowError, InDoubt, NoKey
+from graflow_ckpt.core.errors import BadAddress, BadSessionId, BadSetting, GraflowError, InDoubt, NoKey
 
 Document = dict[str, Any]  # JSON as written
 
@@ -40,9 +39,37 @@ class Manner:
     def __init__(self) -> None:
         self.json = False
         self.traceback = False
+        self.flags: dict[str, Any] = {}  # settings that are typed, by name; Any: not checked yet
+        self.config: str | None = None  # and the file that has others
         self.documents: TextIO | None = None  # where JSON goes if stdout belongs to a program
 
     # --- results -----------------------------------------------------------------------
+
+    def result(self, document: Any, *notes: str, lines: Iterable[str] = (), out: str = "") -> None:
+        """Write a document if JSON is asked for; else notes about it, lines of text, and `out` as it is."""
+        if self.json:
+            self.document(document)
+            return
+        for note in notes:
+            self.note(note)
+        for line in lines:
+            self.say(line)
+        if out:
+            click.echo(out)
+
+    def listing(
+        self,
+        documents: Any,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        *notes: str,
+        right: Iterable[str] = (),
+        none: str = "",
+    ) -> None:
+        """Write documents if JSON is asked for; else a table and notes about it, or what to say of none."""
+        if rows and not self.json:
+            self.table(columns, rows, right=right)
+        self.result(documents, *((none,) if none and not rows else notes))
 
     def document(self, document: Any) -> None:
         """Write one JSON document on one line, or over several on a terminal."""
@@ -181,20 +208,6 @@ def _folded(sizes: Mapping[str, int], right: set[str], room: int) -> tuple[int, 
     return 0, set()
 
 
-@dataclass(frozen=True, slots=True)
-class ExaminedRow:
-    """One thing that was looked at."""
-
-    what: str
-    verdict: str  # ok, warning, bad
-    found: str
-
-    def document(self) -> Document:
-        return asdict(self)
-
-
-T = TypeVar("T")
-
 Told = Callable[[int, int | None], None]
 """How much is done, of how much; None: it is not known."""
 
@@ -227,11 +240,3 @@ def counter(doing: str, total: int | None = None, *, show: bool = True) -> Itera
 
         told(0, total)
         yield seen
-
-
-def along(items: Sequence[T], doing: str, *, show: bool) -> Iterator[T]:
-    """Yield the items, with a bar for those that are done."""
-    with counter(doing, len(items), show=show) as seen:
-        for item in items:
-            yield item
-            seen(item)

@@ -8,19 +8,22 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import click
 
 from graflow_ckpt.cli import lazy
+from graflow_ckpt.config.settings import UNITS
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.policy import EitherPolicy, EveryN, EverySeconds, Policy
 from graflow_ckpt.links.addresses import SCHEMES, parse
 
 _PERIOD = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?\Z")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _ANSWERS = ("rerun", "skip", "fail")
 
 
@@ -32,9 +35,9 @@ def parse_inputs(
     for item in given:
         name, equals, text = item.partition("=")
         if not equals or not name:
-            raise click.BadParameter(f"{item!r} is not NAME=VALUE.", ctx, parameter)
+            raise click.BadParameter(f"{item!r} is not NAME=VALUE.")
         if name in inputs:
-            raise click.BadParameter(f"{name!r} is given twice.", ctx, parameter)
+            raise click.BadParameter(f"{name!r} is given twice.")
         try:
             inputs[name] = json.loads(text)
         except ValueError:
@@ -44,29 +47,22 @@ def parse_inputs(
 
 def parse_every(ctx: click.Context, parameter: click.Parameter, given: Sequence[str]) -> Policy | None:
     """Parse `10` as steps, `30s` as time; several combine."""
-    policy: Policy | None = None
-    for item in given:
-        try:
-            one = _policy(item)
-        except GraphError as error:
-            raise click.BadParameter(error.message, ctx, parameter) from error
-        policy = one if policy is None else policy | one
-    return policy
+    try:
+        return policy_of(given)
+    except GraphError as error:
+        raise click.BadParameter(error.message) from error
 
 
 def _policy(item: str) -> Policy:
     match = _PERIOD.match(item.strip())
     if match is None or (match[2] is None and "." in item):
         raise GraphError(f"{item!r} is neither a number of steps (10) nor a time (30s, 5m).")
-    return EveryN(int(match[1])) if match[2] is None else EverySeconds(float(match[1]) * _SECONDS[match[2]])
+    return EveryN(int(match[1])) if match[2] is None else EverySeconds(float(match[1]) * UNITS[match[2]])
 
 
-def policy_of(text: str) -> Policy | None:
-    """Return the policy of a `policy_text`."""
-    policy: Policy | None = None
-    for item in text.split():
-        policy = _policy(item) if policy is None else policy | _policy(item)
-    return policy
+def policy_of(items: Sequence[str]) -> Policy | None:
+    """Return the policy that these are together, such as the words of a `policy_text`."""
+    return reduce(or_, map(_policy, items)) if items else None
 
 
 def policy_text(policy: Policy) -> str:
@@ -87,8 +83,8 @@ def parse_period(ctx: click.Context, parameter: click.Parameter, given: str | No
         return None
     match = _PERIOD.match(given.strip())
     if match is None:
-        raise click.BadParameter(f"{given!r} is no time: 90, 90s, 5m, 2h, 7d.", ctx, parameter)
-    return float(match[1]) * _SECONDS[match[2] or "s"]
+        raise click.BadParameter(f"{given!r} is no time: 90, 90s, 5m, 2h, 7d.")
+    return float(match[1]) * UNITS[match[2] or "s"]
 
 
 def parse_age(ctx: click.Context, parameter: click.Parameter, given: str | None) -> float | None:
@@ -96,16 +92,14 @@ def parse_age(ctx: click.Context, parameter: click.Parameter, given: str | None)
     match = _PERIOD.match(given.strip()) if given is not None else None
     if given is not None and (match is None or match[2] is None):
         why = f"{given!r} is not a valid duration: expected a number and a unit, such as 90s or 7d."
-        raise click.BadParameter(why, ctx, parameter)
+        raise click.BadParameter(why)
     return parse_period(ctx, parameter, given)
 
 
 def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
     """Return a folder as it is; an address without its password, which this process remembers."""
     if given is not None and _is_database(given):
-        raise click.BadParameter(
-            f"{given} is a database, and its address is sqlite:///{given}.", ctx, parameter
-        )
+        raise click.BadParameter(f"{given} is a database, and its address is sqlite:///{given}.")
     if given is None or "://" not in given or given.lower().startswith(("file:", "sqlite:")):
         return given
     from urllib.parse import urlencode
@@ -143,7 +137,7 @@ def parse_answers(
     for item in given:
         task, _, answer = item.rpartition("=")
         if not task or answer not in _ANSWERS:
-            raise click.BadParameter(f"{item!r} is not TASK=rerun, TASK=skip or TASK=fail.", ctx, parameter)
+            raise click.BadParameter(f"{item!r} is not TASK=rerun, TASK=skip or TASK=fail.")
         answers.append((task, answer))
     return tuple(answers)
 
@@ -189,9 +183,20 @@ def age(seconds: float | None) -> str:
     return f"{int(seconds)} s"
 
 
-def field(name: str, value: str) -> str:
-    """Return one line of what is shown of one thing."""
-    return f"  {name:<11} {value}"
+def listed(names: Sequence[str], most: int) -> str:
+    """Return `a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def seconds_ago(time_: float) -> float | None:
+    """Return how long ago a Unix time was; None if it is not known."""
+    return max(0.0, time.time() - time_) if time_ < float("inf") else None
+
+
+def fields(*pairs: tuple[str, str]) -> Iterator[str]:
+    """Yield a line for each value of what is shown of one thing; what says nothing has none."""
+    yield from (f"  {name:<11} {value}" for name, value in pairs if value)
 
 
 def size(count: int | None) -> str:

@@ -249,6 +249,10 @@ class KeyTaken(ServerError):
     """Something else keeps its data under a key of ours. `.keys` says which, and what is there."""
 
 
+class BadSetting(GraflowError, ValueError):
+    """A setting that is not valid: fix it where `.where` says, and start again."""
+
+
 # --- tasks -----------------------------------------------------------------------------
 
 

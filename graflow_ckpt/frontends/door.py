@@ -31,7 +31,7 @@ def needed() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name not in ("redis", "rq", "pydantic"):
+        if error.name not in ("redis", "rq"):
             raise
         raise PackageMissing(
             f"A fleet needs the package {error.name!r}, which is not installed.",

@@ -184,7 +184,9 @@ class Workflow:
         if self._context is None:
             from graflow_ckpt.engine.context import open_session
 
-            session, settings, store = overrides.apply(self, self._session_id, self.settings, self._store)
+            session, settings, store = overrides.apply(
+                self.name, self._session_id, self.settings, self._store
+            )
             self._context = open_session(self.graph, session, settings, store)
         return self._context
 
@@ -239,7 +241,7 @@ class Workflow:
         inputs = {**self._put_before(), **(inputs or {})}
         self._check_inputs(inputs, True)
         if overrides.planning:
-            if overrides.wants(self):
+            if overrides.wants(self.name):
                 overrides.prepared(Planned(self, starts, inputs, max_steps))
             return cast("Handle", None)  # the program stops here
         door = fleet()
@@ -275,7 +277,7 @@ class Workflow:
             arguments.whole("max_steps", max_steps)
         if inputs is not None:
             arguments.kind("inputs", inputs, Mapping, "a dict of names and values")
-        if not overrides.wants(self):
+        if not overrides.wants(self.name):
             return None
         names = self._starts(start)
         if overrides.planning:
@@ -283,7 +285,7 @@ class Workflow:
         self._renew()
         try:
             context = self.execution_context
-            ours = overrides.concerns(self)
+            ours = overrides.concerns(self.name)
             given = {**(inputs or {}), **(overrides.inputs if ours else {})}
             self._check_inputs(given, context.found is None)
             for key, value in given.items():

@@ -11,18 +11,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from graflow_ckpt.core.events import Observer
-from graflow_ckpt.core.policy import Policy
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores.places import FOLDER, for_program
-
-
-class Chosen(Protocol):
-    """A workflow, as far as this module is concerned."""
-
-    name: str
 
 
 class Planned(BaseException):
@@ -43,7 +36,7 @@ class Planned(BaseException):
 
 
 class Overrides:
-    """One per process; the command line fills it before it runs the program."""
+    """One per process; the command line fills it before it runs the program. Workflows go by their names."""
 
     def __init__(self) -> None:
         self.session: str | None = None
@@ -54,7 +47,6 @@ class Overrides:
         self.planning = False  # nothing runs: the first `execute` or `submit` ends the program
         self.inputs: dict[str, Any] = {}
         self.max_steps: int | None = None
-        self.policy: Policy | None = None
         self.settings: dict[str, Any] = {}  # fields of Settings
         # ends the owner of a session at an address; False if the store there can fence it instead
         self.take_over: Callable[[str, str], bool] = lambda store, session: False
@@ -65,37 +57,37 @@ class Overrides:
         self._given: list[str] = []
 
     @contextmanager
-    def for_one_program(self) -> Iterator[None]:
-        """Forget at the end what is said and met inside: the process may run another program next."""
+    def for_one_program(self, **said: Any) -> Iterator[None]:
+        """Say this to one program. Forget at the end what is said and met: the process may run another."""
         before = dict(vars(self))
-        self.met, self.executed, self._given = [], [], []
+        vars(self).update(said, met=[], executed=[], _given=[])
         try:
             yield
         finally:
             vars(self).update(before)
 
-    def meet(self, workflow: Chosen) -> None:
+    def meet(self, workflow: Any) -> None:
         if self.collecting:
             self.met.append(workflow)
 
-    def wants(self, workflow: Chosen) -> bool:
+    def wants(self, workflow: str) -> bool:
         """Return True if this workflow is to run."""
-        wanted = self.only is None or workflow.name == self.only
+        wanted = self.only in (None, workflow)
         if wanted:
-            self.executed.append(workflow.name)
+            self.executed.append(workflow)
         return wanted
 
-    def concerns(self, workflow: Chosen) -> bool:
+    def concerns(self, workflow: str) -> bool:
         """Return True if what was said is about this workflow."""
-        return self.target in (None, workflow.name)
+        return self.target in (None, workflow)
 
     def prepared(self, planned: Planned) -> None:
         """Stop a plan here: the graph is complete and nothing has been touched."""
-        if self.planning and self.concerns(planned.workflow):
+        if self.planning and self.concerns(planned.workflow.name):
             raise planned
 
     def apply(
-        self, workflow: Chosen, session: str | None, settings: Settings, store: str | None
+        self, workflow: str, session: str | None, settings: Settings, store: str | None
     ) -> tuple[str | None, Settings, str]:
         """Return session id, settings and store as they count."""
         if self.planning:  # what a program does before `execute` touches no session
@@ -103,27 +95,22 @@ class Overrides:
         if not self.concerns(workflow):
             return session, settings, store or self._usual(session, settings)
         session = self._session(workflow, session)
-        changes = dict(self.settings)
-        if self.policy is not None:
-            changes["policy"] = self.policy
-        if self.observers:
-            changes["observers"] = (*settings.observers, *self.observers)
-        settings = replace(settings, **changes) if changes else settings
+        settings = replace(settings, **self.settings, observers=(*settings.observers, *self.observers))
         where = self.store or store or self._usual(session, settings)
-        if changes.get("take_over") and session is not None:
+        if self.settings.get("take_over") and session is not None:
             settings = replace(settings, take_over=not self.take_over(where, session))
         return session, settings, where
 
     def _usual(self, session: str | None, settings: Settings) -> str:
         return for_program(session, settings.program, here=self.here)
 
-    def _session(self, workflow: Chosen, session: str | None) -> str | None:
+    def _session(self, workflow: str, session: str | None) -> str | None:
         given = self.session or os.environ.get("GRAFLOW_CKPT_SESSION")
         if not given:  # an empty variable sets nothing
             return session
-        if self._given and workflow.name not in self._given:
-            return session or f"{given}-{workflow.name}"
-        self._given.append(workflow.name)
+        if self._given and workflow not in self._given:
+            return session or f"{given}-{workflow}"
+        self._given.append(workflow)
         return given
 
 

@@ -14,6 +14,7 @@ import logging
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from graflow_ckpt.checkpoint.care.inventory import Inventory, inventory
@@ -36,6 +37,11 @@ log = logging.getLogger("graflow_ckpt.observers")
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 BYTES = tuple(float(4**power) for power in range(5, 17))  # 1 KiB to 4 GiB
+_OPERATIONS = {
+    "checkpoint_failed": "save", "restore_failed": "restore", "journal_damaged": "restore",
+    "list_failed": "list", "delete_failed": "delete",
+}  # fmt: skip
+"""What has failed with an event."""
 AGES = (("1h", 3600.0), ("1d", 86_400.0), ("7d", 604_800.0), ("older", float("inf")))
 
 
@@ -43,21 +49,18 @@ class PrometheusObserver:
     """Counts what the sessions of this process report. Two may share a registry only if they are one."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        def histogram(name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, labels, buckets=buckets, registry=registry)
-
-        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
-        self._saves = histogram(
-            "checkpoint_save_duration_seconds", "Time to save a checkpoint.", ("backend", "status"), SECONDS
+        seconds = partial(Histogram, buckets=SECONDS, registry=registry)
+        counter = partial(Counter, registry=registry)
+        self._saves = seconds(
+            "checkpoint_save_duration_seconds", "Time to save a checkpoint.", ("backend", "status")
         )
-        self._sizes = histogram(
-            "checkpoint_size_bytes", "Values and control facts of a saved checkpoint.", ("backend",), BYTES
+        self._restores = seconds(
+            "checkpoint_restore_duration_seconds", "Time to load a checkpoint.", ("backend",)
         )
-        self._restores = histogram(
-            "checkpoint_restore_duration_seconds", "Time to load a checkpoint.", ("backend",), SECONDS
-        )
+        self._sizes = Histogram(
+            "checkpoint_size_bytes", "Values and control facts of a saved checkpoint.", ("backend",),
+            buckets=BYTES, registry=registry,
+        )  # fmt: skip
         self._errors = counter(
             "checkpoint_errors_total", "Checkpoints that failed.", ("operation", "error_type")
         )
@@ -74,6 +77,8 @@ class PrometheusObserver:
 
     def __call__(self, event: Event) -> None:
         facts = event.facts
+        if (operation := _OPERATIONS.get(event.kind)) is not None:
+            self._errors.labels(operation, facts["error_type"]).inc()
         match event.kind:
             case "checkpoint_saved":
                 status = "synced" if facts["synced"] else "accepted"
@@ -82,15 +87,8 @@ class PrometheusObserver:
             case "checkpoint_failed":
                 self._saves.labels(facts["backend"], "failed").observe(facts["seconds"])
                 self._failed.labels(facts["backend"]).inc()
-                self._errors.labels("save", facts["error_type"]).inc()
             case "checkpoint_restored":
                 self._restores.labels(facts["backend"]).observe(facts["seconds"])
-            case "restore_failed" | "journal_damaged":
-                self._errors.labels("restore", facts["error_type"]).inc()
-            case "list_failed":
-                self._errors.labels("list", facts["error_type"]).inc()
-            case "delete_failed":
-                self._errors.labels("delete", facts["error_type"]).inc()
             case "task_ended":
                 self._tasks.labels(facts["outcome"]).inc()
             case "session_started":
@@ -140,17 +138,15 @@ class StoreCollector(Collector):
 
     def _read(self) -> Iterator[Metric]:
         yield from self._waiting()
-        up = GaugeMetricFamily("checkpoint_store_up", "Whether the store could be read.", labels=("backend",))
+        up = partial(self._whole, "checkpoint_store_up", "Whether the store could be read.")
         try:
             known = inventory(self._store)
             orphans = self._orphans(self._store, known)
         except (GraflowError, OSError) as error:
             log.warning("the store %s cannot be read for metrics: %s", self._store.url, error)
-            up.add_metric((self._backend,), 0)
-            yield up
+            yield up(0)
             return
-        up.add_metric((self._backend,), 1)
-        yield up
+        yield up(1)
         yield from self._families(known, orphans)
 
     def _waiting(self) -> Iterator[Metric]:
@@ -184,11 +180,12 @@ class StoreCollector(Collector):
         yield self._gauge(
             "checkpoints_by_age", "Checkpoints up to that age.", "age", {name: ages[name] for name, _ in AGES}
         )
-        total = GaugeMetricFamily(
-            "orphaned_checkpoints_total", "Checkpoints that cannot be used.", labels=("backend",)
-        )
-        total.add_metric((self._backend,), orphans)
-        yield total
+        yield self._whole("orphaned_checkpoints_total", "Checkpoints that cannot be used.", orphans)
+
+    def _whole(self, name: str, text: str, number: int) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=("backend",))
+        family.add_metric((self._backend,), number)
+        return family
 
     def _gauge(self, name: str, text: str, label: str, found: Any) -> Metric:
         family = GaugeMetricFamily(name, text, labels=("backend", label))

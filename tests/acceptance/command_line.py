@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +131,14 @@ def ended(command: Sequence[str], status: int | None, stdin: str, environment: d
     )
     assert status is None or done.returncode == status, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
     return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def completed(line: str, ask: Callable[..., Ended] = graflow, **environment: str) -> list[str]:
+    """What a shell offers for the last word."""
+    words = str(len(line.split(" ")) - 1)
+    typed = {"COMP_WORDS": line, "COMP_CWORD": words, "_GRAFLOW_CKPT_COMPLETE": "bash_complete"}
+    told = ask(status=None, **typed, **environment).out
+    return [item.partition(",")[2] for item in told.splitlines() if item]
 
 
 KILLED = -signal.SIGKILL
@@ -286,9 +294,7 @@ class Started:
 
 def written(text: str, name: str = "program.py") -> Path:
     """A program in the test's own folder."""
-    path = Path(name).absolute()
-    path.write_text(text)
-    return path
+    return program(name, text)
 
 
 @contextmanager
@@ -310,14 +316,6 @@ def started(program: Path, *arguments: str, **environment: str) -> Iterator[Star
 
 def run(program: Path, *arguments: str, status: int = 0, **environment: str) -> str:
     """What a program has said when it has ended with this status, but for how its run began."""
-    done = subprocess.run(
-        [sys.executable, str(program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        env={**os.environ, **environment},
-        check=False,
-    )
-    assert done.returncode == status, f"status {done.returncode}\n{done.stdout}{done.stderr}"
-    told = [line for line in done.stderr.splitlines(keepends=True) if " continues from step " not in line]
-    return done.stdout + "".join(told)
+    done = ended([sys.executable, str(program), *arguments], status, "", environment)
+    told = [line for line in done.err.splitlines(keepends=True) if " continues from step " not in line]
+    return done.out + "".join(told)

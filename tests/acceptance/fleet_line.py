@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sysconfig
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from graflow_ckpt import task, workflow
-from graflow_ckpt.cli import main
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.health import WorkerFacts, pools
 from graflow_ckpt.fleet.status import Status
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.stores.around.keys import Keyring, new_key
-from tests.acceptance.command_line import GRAFLOW, Ended, Terminal, ended
+from tests.acceptance.command_line import GRAFLOW, Ended, Terminal, ended, inside
 from tests.servers import Server
 from tests.stretch import until
 
@@ -120,12 +118,8 @@ class Fleet:
 
     def here(self, *arguments: str, status: int | None = 0, **environment: str) -> Ended:
         """The same in this process, where starting one is not what is tested; for what runs no program."""
-        out, err = io.StringIO(), io.StringIO()
-        with self.surrounding(**environment), redirect_stdout(out), redirect_stderr(err):
-            code = main(arguments)
-        done = Ended(code, out.getvalue(), err.getvalue())
+        done = inside(*arguments, status=status, **{**self.environment, **environment})
         self.check(done.out + done.err)
-        assert status is None or code == status, f"{code}\n{done.out}\n{done.err}"
         return done
 
     @contextmanager

@@ -16,6 +16,7 @@ import pytest
 from graflow_ckpt.cli import main
 from graflow_ckpt.fleet.lists import SESSIONS
 from graflow_ckpt.sessions.redis.keys import keys_of
+from tests.acceptance.command_line import completed
 from tests.acceptance.fleet_line import SECRET, Fleet, started
 from tests.crash.poisons import junk, wrong_types
 from tests.servers import Server
@@ -198,19 +199,10 @@ def test_a_replica_takes_no_orders(asked: Asked, fleet: Fleet, own_redis: Callab
 
 
 def test_ids_are_completed_and_a_server_that_is_gone_is_no_error(fleet: Fleet) -> None:
-    def completed(line: str, **environment: str) -> list[str]:
-        words = line.split(" ")
-        told = fleet(
-            status=None, COMP_WORDS=line, COMP_CWORD=str(len(words) - 1),
-            _GRAFLOW_CKPT_COMPLETE="bash_complete", **environment,
-        ).out  # fmt: skip
-        return [item.partition(",")[2] for item in told.splitlines() if item]
-
-    assert completed("graflow-ckpt wait ni") == ["night-7"]
-    assert completed("graflow-ckpt resume ni") == ["night-7"]
-    assert completed("graflow-ckpt failed list --session ") == ["night-7"]
-    assert completed("graflow-ckpt wait ni", GRAFLOW_CKPT_REDIS_URL="redis://127.0.0.1:1/0") == []
-    assert completed("graflow-ckpt wait ni", GRAFLOW_CKPT_REDIS_URL="") == []
+    for line in ("graflow-ckpt wait ni", "graflow-ckpt resume ni", "graflow-ckpt failed list --session "):
+        assert completed(line, fleet) == ["night-7"]
+    for url in ("redis://127.0.0.1:1/0", ""):
+        assert completed("graflow-ckpt wait ni", fleet, GRAFLOW_CKPT_REDIS_URL=url) == []
 
 
 # --- lists that hold junk: the good rows, one line for each bad one ---------------------

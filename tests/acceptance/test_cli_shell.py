@@ -16,6 +16,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from graflow_ckpt import __version__
 from graflow_ckpt.cli.app import COMMANDS, app
 from tests.acceptance.command_line import (
     CHAIN,
@@ -23,6 +24,7 @@ from tests.acceptance.command_line import (
     GRAFLOW,
     Terminal,
     checkpoints,
+    completed,
     graflow,
     program,
     run_count,
@@ -30,24 +32,6 @@ from tests.acceptance.command_line import (
 from tests.measured import unmeasured
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
-
-ALL = [
-    *([name] for name in COMMANDS),
-    *(["checkpoints", name] for name in ("list", "show", "take", "verify")),
-    *(["db", name] for name in ("downgrade", "status", "upgrade")),
-    *(["failed", name] for name in ("list", "requeue")),
-    ["key", "new"], ["sessions", "purge"],
-]  # fmt: skip
-GROUPS = [["checkpoints"], ["db"], ["failed"], ["key"]]  # fmt: skip
-
-
-@pytest.mark.parametrize("command", [c for c in ALL if c not in GROUPS], ids=" ".join)
-def test_the_help_of_each_command_has_examples_and_json(command: list[str]) -> None:
-    told = graflow(*command, "--help").out
-
-    assert "Examples:\n" in told
-    assert f"graflow-ckpt {' '.join(command)}" in told
-    assert "--json" in told
 
 
 def commands(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
@@ -62,10 +46,25 @@ def commands(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
             yield (*before, name)
 
 
-def test_no_help_is_cut_off_or_wider_than_a_terminal_of_80_columns() -> None:
-    runner = CliRunner(env={"COLUMNS": "80"})
+ALL = list(commands(app))
+GROUPS = {words for words in ALL if any(other[:-1] == words for other in ALL)} - {("sessions",)}
 
-    told = {words: runner.invoke(app, [*words, "--help"]).output for words in commands(app)}
+
+def help_of(words: tuple[str, ...]) -> str:
+    return CliRunner(env={"COLUMNS": "80"}).invoke(app, [*words, "--help"]).output
+
+
+@pytest.mark.parametrize("command", [words for words in ALL if words not in GROUPS], ids=" ".join)
+def test_the_help_of_each_command_has_examples_and_json(command: tuple[str, ...]) -> None:
+    told = help_of(command)
+
+    assert "Examples:\n" in told
+    assert f"graflow-ckpt {' '.join(command)}" in told
+    assert "--json" in told
+
+
+def test_no_help_is_cut_off_or_wider_than_a_terminal_of_80_columns() -> None:
+    told = {words: help_of(words) for words in ALL}
 
     assert len(told) > 40
     assert [line for text in told.values() for line in text.splitlines() if len(line) > 80] == []
@@ -80,8 +79,6 @@ def test_the_help_lists_all_commands() -> None:
 
 
 def test_the_version_is_told() -> None:
-    from graflow_ckpt import __version__
-
     assert graflow("--version").out.startswith(f"graflow-ckpt {__version__}, Python 3.")
 
 
@@ -191,14 +188,6 @@ def test_the_script_is_one_that_its_shell_takes(shell: str) -> None:
     if shutil.which(shell):
         subprocess.run([shell, "-n", "script"], check=True)
     assert script.strip()
-
-
-def completed(line: str) -> list[str]:
-    words = line.split(" ")
-    told = graflow(
-        status=None, COMP_WORDS=line, COMP_CWORD=str(len(words) - 1), _GRAFLOW_CKPT_COMPLETE="bash_complete"
-    ).out
-    return [item.partition(",")[2] for item in told.splitlines() if item]
 
 
 def test_commands_sessions_and_checkpoints_are_completed() -> None:

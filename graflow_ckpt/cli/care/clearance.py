@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, partial
@@ -29,7 +29,7 @@ from graflow_ckpt.checkpoint.care.pruning import (
 )
 from graflow_ckpt.checkpoint.retention import WAITS, Cut, Retention, bytes_of
 from graflow_ckpt.cli import words
-from graflow_ckpt.cli.locate import checkpoint_path, neither
+from graflow_ckpt.cli.locate import checkpoint_path, neither, stem
 from graflow_ckpt.cli.terminal import Document, Manner, bar, counter
 from graflow_ckpt.core.errors import CheckpointError, NoSession, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore
@@ -57,115 +57,95 @@ class Clearance:
 
     place: CheckpointStore
     again: Callable[[], PruningPlan]  # the same question, asked now
-    needed: Callable[[PruningPlan], Collection[str]] = (
-        lambda what: ()
-    )  # what goes and sessions would continue with
-
-    @classmethod
-    def by_retention(
-        cls,
-        store: str,
-        retention: Retention,
-        *,
-        session: str | None,
-        workflow: str | None,
-        metrics: Sequence[str] = (),
-    ) -> Clearance:
-        """Plan by a retention; `metrics`: the numbers that it rates by, which some checkpoint has to have."""
-        place = open_store(store)
-
-        def among(cut: Cut) -> bool:
-            return session in (None, cut.session) and workflow in (None, cut.workflow)
-
-        def again() -> PruningPlan:
-            known = inventory(place)
-            _check_metrics(metrics, [cut for cut in known.cuts if among(cut)])
-            return plan(_guard(place, known), retention, time.time(), among=among)
-
-        return cls(place, again)
-
-    @classmethod
-    def by_name(cls, store: str, what: Sequence[str], *, force: bool) -> Clearance:
-        """Plan to delete checkpoints by path, sessions by id; all of one store."""
-        place = _store_of(store, what)
-
-        def again() -> PruningPlan:
-            known = inventory(place)
-            going = _named(place, known, what)
-            found = named(_guard(place, known, going), going, force=force)
-            _refuse(found)
-            return found
-
-        return cls(place, again, partial(_needed, place))
-
-    @classmethod
-    def by_workflow(cls, store: str, workflow: str, *, finished: bool, force: bool) -> Clearance:
-        place = open_store(store)
-
-        def again() -> PruningPlan:
-            known = inventory(place)
-            sessions = {cut.session for cut in known.cuts if cut.workflow == workflow}
-            if known.cuts and not sessions:
-                names = ", ".join(sorted({cut.workflow for cut in known.cuts}))
-                raise NoSession(
-                    f"{place.url} has no checkpoint of workflow {workflow!r}.",
-                    hint=f"Workflows that have some: {names}.",
-                    workflow=workflow,
-                )
-            if finished:
-                guard = _guard(place, known)
-                sessions = {session for session in sessions if guard.finished(session)}
-            going = [cut for cut in (*known.cuts, *known.unreadable) if cut.session in sessions]
-            return named(_guard(place, known, going), going, force=force)
-
-        return cls(place, again, partial(_needed, place))
-
-    def _looked(self, manner: Manner) -> PruningPlan:
-        with bar("looking", show=not manner.json):  # what stays instead is read to its last byte
-            return self.again()
+    ends: bool = True  # sessions that would continue with what goes
 
     def carried_out(self, manner: Manner, *, dry_run: bool, yes: bool) -> int:
         """Show what would go, or have it go; the exit status."""
-        return self._show(manner) if dry_run else self._go(manner, yes=yes)
-
-    def _show(self, manner: Manner) -> int:
-        what = self._looked(manner)
-        if manner.json:
-            manner.document(_document(Pruned(what.cuts, (), what.spared), dry_run=True))
-            return 0
-        rows = [(cut.path, cut.session, cut.workflow, cut.status, _age(cut), words.size(cut.size))
-                for cut in what.cuts]  # fmt: skip
-        if rows:
-            manner.table(_COLUMNS, rows, right=("age", "size"))
-        manner.note(f"{_counted(what.cuts)} would be deleted")
-        _tell_spared(manner, what.spared)
-        return 0
-
-    def _go(self, manner: Manner, *, yes: bool) -> int:
-        """Ask, and delete; the exit status."""
-        what = self._looked(manner)
-        if what.cuts and not yes:
-            _tell_spared(manner, what.spared)
-            needed = self.needed(what)
-            if needed:
-                manner.note(f"cannot go on then: {', '.join(sorted(needed))}")
-            manner.ask(f"Delete {_counted(what.cuts)}?")
-            shown = {cut.path for cut in what.cuts}
+        with bar("looking", show=not manner.json):  # what stays instead is read to its last byte
             what = self.again()
-            emptied = what.emptied - {cut.session for cut in what.cuts if cut.path not in shown}
-            going = tuple(cut for cut in what.cuts if cut.path in shown)
-            what = replace(what, cuts=going, emptied=emptied)
+        if dry_run:
+            rows = [(cut.path, cut.session, cut.workflow, cut.status,
+                     words.age(words.seconds_ago(cut.created)), words.size(cut.size))
+                    for cut in what.cuts]  # fmt: skip
+            notes = [f"{_counted(what.cuts)} would be deleted", *_kept(what.spared)]
+            document = _document(Pruned(what.cuts, (), what.spared), dry_run=True)
+            manner.listing(document, _COLUMNS, rows, *notes, right=("age", "size"))
+            return 0
+        if what.cuts and not yes:
+            what = self._confirmed(manner, what)
         with counter("deleting", len(what.cuts), show=not manner.json) as seen:
             done = carry_out(self.place, what, seen=seen)
             sweep_contents(self.place)
-        if manner.json:
-            manner.document(_document(done, dry_run=False))
-        else:
-            manner.note(f"{_counted(done.cuts)} deleted")
-            _tell_spared(manner, done.spared)
-            for cut, why in done.failed:
-                manner.note(f"{cut.path} stays: {why}")
+        stays = (f"{cut.path} stays: {why}" for cut, why in done.failed)
+        said = f"{_counted(done.cuts)} deleted"
+        manner.result(_document(done, dry_run=False), said, *_kept(done.spared), *stays)
         return 1 if done.failed else 0
+
+    def _confirmed(self, manner: Manner, what: PruningPlan) -> PruningPlan:
+        """Ask; return what was shown and may still go."""
+        for note in _kept(what.spared):
+            manner.note(note)
+        if self.ends and (needed := _needed(self.place, what)):
+            manner.note(f"cannot go on then: {', '.join(sorted(needed))}")
+        manner.ask(f"Delete {_counted(what.cuts)}?")
+        shown = {cut.path for cut in what.cuts}
+        what = self.again()
+        emptied = what.emptied - {cut.session for cut in what.cuts if cut.path not in shown}
+        going = tuple(cut for cut in what.cuts if cut.path in shown)
+        return replace(what, cuts=going, emptied=emptied)
+
+
+def by_retention(
+    store: str, retention: Retention, session: str | None, workflow: str | None, metrics: Sequence[str]
+) -> Clearance:
+    """Plan by a retention; `metrics`: the numbers that it rates by, which some checkpoint has to have."""
+    place = open_store(store)
+
+    def among(cut: Cut) -> bool:
+        return session in (None, cut.session) and workflow in (None, cut.workflow)
+
+    def again() -> PruningPlan:
+        known = inventory(place)
+        _check_metrics(metrics, [cut for cut in known.cuts if among(cut)])
+        return plan(_guard(place, known), retention, time.time(), among=among)
+
+    return Clearance(place, again, ends=False)
+
+
+def by_name(store: str, what: Sequence[str], *, force: bool) -> Clearance:
+    """Plan to delete checkpoints by path, sessions by id; all of one store."""
+    place = _store_of(store, what)
+
+    def again() -> PruningPlan:
+        known = inventory(place)
+        going = _named(place, known, what)
+        found = named(_guard(place, known, going), going, force=force)
+        _refuse(found)
+        return found
+
+    return Clearance(place, again)
+
+
+def by_workflow(store: str, workflow: str, *, finished: bool, force: bool) -> Clearance:
+    place = open_store(store)
+
+    def again() -> PruningPlan:
+        known = inventory(place)
+        sessions = {cut.session for cut in known.cuts if cut.workflow == workflow}
+        if known.cuts and not sessions:
+            names = ", ".join(sorted({cut.workflow for cut in known.cuts}))
+            raise NoSession(
+                f"{place.url} has no checkpoint of workflow {workflow!r}.",
+                hint=f"Workflows that have some: {names}.",
+                workflow=workflow,
+            )
+        if finished:
+            guard = _guard(place, known)
+            sessions = {session for session in sessions if guard.finished(session)}
+        going = [cut for cut in (*known.cuts, *known.unreadable) if cut.session in sessions]
+        return named(_guard(place, known, going), going, force=force)
+
+    return Clearance(place, again)
 
 
 # --- what is meant -----------------------------------------------------------------------
@@ -232,8 +212,7 @@ def _named(place: CheckpointStore, known: Inventory, what: Sequence[str]) -> lis
 
 def _same_place(place: CheckpointStore, path: str) -> str:
     """Return a path in one form, however it is written."""
-    for suffix in (".meta.json", ".state.json", ".pkl"):
-        path = path.removesuffix(suffix)
+    path = stem(path)
     if place.shared or "://" in path:
         return (place.takes(path) or path).removesuffix(".pkl")
     return os.path.realpath(path)
@@ -252,13 +231,9 @@ def _counted(cuts: Sequence[Cut]) -> str:
     return f"{words.counted(len(cuts), 'checkpoint')} ({words.size(bytes_of(cuts))})"
 
 
-def _age(cut: Cut) -> str:
-    return words.age(max(0.0, time.time() - cut.created) if cut.created < float("inf") else None)
-
-
-def _tell_spared(manner: Manner, spared: Sequence[tuple[Cut, Reason]]) -> None:
-    for reason, count in Counter(reason for _, reason in spared).most_common():
-        manner.note(f"{words.counted(count, 'checkpoint')} kept: {_WHY[reason]}")
+def _kept(spared: Sequence[tuple[Cut, Reason]]) -> list[str]:
+    counts = Counter(reason for _, reason in spared).most_common()
+    return [f"{words.counted(count, 'checkpoint')} kept: {_WHY[reason]}" for reason, count in counts]
 
 
 def _document(done: Pruned, *, dry_run: bool) -> Document:

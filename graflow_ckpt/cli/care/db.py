@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from graflow_ckpt.cli import lazy
-from graflow_ckpt.cli.options import common, manner_of, store
+from graflow_ckpt.cli import lazy, options
+from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.errors import BadAddress
 
 if TYPE_CHECKING:
@@ -42,53 +42,49 @@ def command() -> None:
 
 
 @command.command("status", epilog=STATUS)
-@store
-@common
-def status_(ctx: click.Context, /, store: str) -> int:
+@options.store
+@options.common
+def status_(manner: Manner, /, store: str) -> int:
     """Show which version the tables have. Exit status 0 if programs of this version can work with them."""
-    manner, place = manner_of(ctx), _opened(store)
+    place = _opened(store)
     status = place.schema.status()
-    if manner.json:
-        manner.document(_document(place, status))
-    else:
-        steps = {step.version: step.name for step in status.known} | {
-            s.version: s.name for s in status.applied
-        }
-        times = {step.version: f"{step.at:%Y-%m-%d %H:%M:%S%z}" for step in status.applied}
-        rows = [(number, steps[number], times.get(number, "")) for number in sorted(steps)]
-        manner.table(("version", "name", "applied"), rows, right=("version",))
-        manner.note(f"{place.url}: {_WORDS[status.verdict]}")
+    steps = {step.version: step.name for step in status.known}
+    steps |= {step.version: step.name for step in status.applied}
+    times = {step.version: f"{step.at:%Y-%m-%d %H:%M:%S%z}" for step in status.applied}
+    rows = [(number, steps[number], times.get(number, "")) for number in sorted(steps)]
+    said = f"{place.url}: {_WORDS[status.verdict]}"
+    manner.listing(_document(place, status), ("version", "name", "applied"), rows, said, right=("version",))
     return 0 if status.verdict == "ready" else 1
 
 
 @command.command("upgrade", epilog=UPGRADE)
-@click.option("--to", type=click.IntRange(min=1), metavar="VERSION", help="Up to this version only.")
-@store
-@common
-def upgrade(ctx: click.Context, /, to: int | None, store: str) -> int:
+@click.option("--to", type=options.COUNT, metavar="VERSION", help="Up to this version only.")
+@options.store
+@options.common
+def upgrade(manner: Manner, /, to: int | None, store: str) -> None:
     """Make the tables, or bring them up to this version. Others may work with them meanwhile.
 
     Each step is done whole or not at all; if it is interrupted, call it again. Several at once do no harm.
     """
     place = _opened(store)
-    return _done(ctx, place, place.schema.upgrade(to))
+    _tell(manner, place, place.schema.upgrade(to))
 
 
 @command.command("downgrade", epilog=DOWNGRADE)
 @click.option(
     "--to", type=click.IntRange(min=0), required=True, metavar="VERSION", help="Back to it; 0: none."
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@store
-@common
-def downgrade(ctx: click.Context, /, to: int, yes: bool, store: str) -> int:
+@options.unasked
+@options.store
+@options.common
+def downgrade(manner: Manner, /, to: int, yes: bool, store: str) -> None:
     """Take the tables back to an older version. To version 0 takes all checkpoints with it."""
     place = _opened(store)
     if not yes:
         checkpoints, sessions = place.schema.counts()
         loss = f"{checkpoints} checkpoints and {sessions} sessions go" if to == 0 else "Newer programs stop"
-        manner_of(ctx).ask(f"{loss} in {place.url}. Go back to version {to}?")
-    return _done(ctx, place, place.schema.downgrade(to))
+        manner.ask(f"{loss} in {place.url}. Go back to version {to}?")
+    _tell(manner, place, place.schema.downgrade(to))
 
 
 _WORDS = {
@@ -108,19 +104,16 @@ def _opened(where: str) -> PostgresStore:
             hint="Name one: --store postgresql://host/database, or GRAFLOW_CKPT_STORE.",
             store=where,
         )
-
     return lazy.postgres_store.PostgresStore(where)
 
 
-def _done(ctx: click.Context, place: PostgresStore, taken: list[Migration]) -> int:
-    manner, status = manner_of(ctx), place.schema.status()
-    if manner.json:
-        manner.document({**_document(place, status), "taken": [step.version for step in taken]})
-        return 0
-    for step in taken:
-        manner.say(f"{step.version} {step.name}")
-    manner.note(f"{place.url} has version {status.version}{'' if taken else '; nothing to do'}")
-    return 0
+def _tell(manner: Manner, place: PostgresStore, taken: list[Migration]) -> None:
+    status = place.schema.status()
+    manner.result(
+        {**_document(place, status), "taken": [step.version for step in taken]},
+        f"{place.url} has version {status.version}{'' if taken else '; nothing to do'}",
+        lines=[f"{step.version} {step.name}" for step in taken],
+    )
 
 
 def _document(place: PostgresStore, status: SchemaStatus) -> dict[str, object]:

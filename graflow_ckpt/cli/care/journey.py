@@ -6,20 +6,20 @@ What goes wrong with one session is reported and does not keep the others from b
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from graflow_ckpt.checkpoint.care.copying import Copied, Move, Moved, State, survey, unreadable
 from graflow_ckpt.checkpoint.care.inventory import Inventory
 from graflow_ckpt.cli import words
+from graflow_ckpt.cli.locate import checkpoint_path
 from graflow_ckpt.cli.terminal import Document, Manner, counter
 from graflow_ckpt.core.errors import BadSessionId, CheckpointError, GraflowError, NoSession, SessionError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Readable
 
 _COLUMNS = ("session", "copied", "there", "superseded", "bad", "records", "size", "note")
-_NUMBERS = ("copied", "there", "superseded", "bad", "records", "size")
 _RUNS = "is still being run there: copy it again when it has stopped"
 
 
@@ -44,47 +44,27 @@ class Journey:
 
     def tell(self, manner: Manner) -> int:
         """Print what became of them; return the exit status."""
-        if manner.json:
-            manner.document(self.document())
-            return self.status
-        if self.sessions:
-            manner.table(_COLUMNS, [_row(moved) for moved in self.sessions], right=_NUMBERS)
-        for cut in self.cuts:
-            if cut.state == "bad":
-                manner.note(f"{cut.path} was not copied: {cut.error}")
+        rows = [_row(moved) for moved in self.sessions]
+        manner.listing(self.document(), _COLUMNS, rows, *self._notes(), right=_COLUMNS[1:-1])
+        return self.status
+
+    def _notes(self) -> Iterator[str]:
+        yield from (f"{cut.path} was not copied: {cut.error}" for cut in self.cuts if cut.state == "bad")
         for moved in self.sessions:
             if moved.error is not None:
-                manner.note(f"session {moved.session} is there without its journal: {moved.error}")
-        for session, error in self.failed.items():
-            manner.note(f"session {session} was not copied: {error}")
+                yield f"session {moved.session} is there without its journal: {moved.error}"
+        yield from (f"session {session} was not copied: {error}" for session, error in self.failed.items())
         done = [cut for cut in self.cuts if cut.state == "copied"]
         size = words.size(sum(cut.size for cut in done))
         there = sum(cut.state == "there" for cut in self.cuts)
-        manner.note(f"{words.counted(len(done), 'checkpoint')} copied ({size}), {there} there already")
-        return self.status
+        yield f"{words.counted(len(done), 'checkpoint')} copied ({size}), {there} there already"
 
     def document(self) -> Document:
         failed = [{"session": session, **_error(error)} for session, error in self.failed.items()]
-        cuts = [
-            {
-                "path": cut.path,
-                "state": cut.state,
-                "size": cut.size,
-                "target": cut.target,
-                **_error(cut.error),
-            }
-            for cut in self.cuts
-        ]
-        moved = [
-            {
-                "session": one.session,
-                "records": one.records,
-                "running": one.running,
-                **_counts(one),
-                **_error(one.error),
-            }
-            for one in self.sessions
-        ]
+        cuts = [{"path": cut.path, "state": cut.state, "size": cut.size, "target": cut.target,
+                 **_error(cut.error)} for cut in self.cuts]  # fmt: skip
+        moved = [{"session": one.session, "records": one.records, "running": one.running, **_counts(one),
+                  **_error(one.error)} for one in self.sessions]  # fmt: skip
         return {
             "from": self.origin, "to": self.target, "sessions": moved, "failed": failed, "checkpoints": cuts,
         }  # fmt: skip
@@ -99,23 +79,20 @@ class Luggage:
     damaged: tuple[Copied, ...] = ()  # what belongs to none of them
 
     @classmethod
-    def named(
-        cls, origin: Readable, where: str, what: Sequence[str], path_of: Callable[[str], str | None]
-    ) -> Luggage:
+    def named(cls, origin: Readable, what: Sequence[str]) -> Luggage:
         """Choose sessions by their ids, checkpoints by their paths."""
         whole: dict[str, Inventory | None] = {}
         paths: dict[str, None] = {}
         for name in what:
             if _is_session(origin, name):
                 whole[name] = None
-            elif (path := path_of(name)) is not None:
+            elif (path := checkpoint_path(name)) is not None:
                 paths[path] = None
             else:
                 known = list(survey(origin))
                 near = f"It has: {', '.join(known[:5])}{' …' if len(known) > 5 else ''}." if known else ""
-                raise NoSession(
-                    f"{name!r} is neither a session nor a checkpoint in {where}.", hint=near, session=name
-                )
+                message = f"{name!r} is neither a session nor a checkpoint in {origin.url}."
+                raise NoSession(message, hint=near, session=name)
         return cls(whole, list(paths))
 
     @classmethod

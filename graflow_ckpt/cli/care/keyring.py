@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.care.resealing import Resealed, put_sealed, reseal, usage
@@ -24,21 +24,14 @@ class KeyRow:
     encrypts: int
     journals: int
 
-    def document(self) -> Document:
-        return asdict(self)
-
 
 def listing(store: str) -> tuple[list[KeyRow], int]:
     """Return the keys in their order, then those that are not here; and how many checkpoints name no key."""
     place = open_store(store)
     found, uses = usage(place), _uses(place)
     ids = [*uses, *sorted(found.ids - set(uses))]
-    rows = [
-        KeyRow(
-            each, uses.get(each, "not here"), found.seals[each], found.encrypts[each], found.journals[each]
-        )
-        for each in ids
-    ]
+    counts = (found.seals, found.encrypts, found.journals)
+    rows = [KeyRow(each, uses.get(each, "not here"), *(count[each] for count in counts)) for each in ids]
     return rows, found.unreadable
 
 

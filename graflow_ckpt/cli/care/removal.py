@@ -11,26 +11,17 @@ From what is typed for `prune` to a retention:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from operator import and_, or_
 from typing import Any, get_args
 
 import click
 
-from graflow_ckpt.checkpoint.retention import (
-    DEFAULT,
-    BestOf,
-    KeepEvery,
-    KeepFor,
-    KeepLast,
-    KeepWithin,
-    LastSuccessful,
-    Per,
-    Retention,
-)
-from graflow_ckpt.cli import lazy, words
-from graflow_ckpt.cli.options import common, complete_places, complete_sessions, found_store, manner_of
+from graflow_ckpt.checkpoint import retention as rules
+from graflow_ckpt.checkpoint.retention import Per, Retention
+from graflow_ckpt.cli import lazy, options, words
+from graflow_ckpt.cli.terminal import Manner
 
 _BEST = re.compile(r"(?P<metric>.+?)(?::(?P<n>[1-9]\d*))?(?::(?P<mode>min|max))?\Z")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?B?)\Z")
@@ -45,7 +36,7 @@ def parse_best(
     for item in given:
         match = _BEST.match(item)
         if match is None:
-            raise click.BadParameter(f"{item!r} is not METRIC, METRIC:N or METRIC:N:max.", ctx, parameter)
+            raise click.BadParameter(f"{item!r} is not METRIC, METRIC:N or METRIC:N:max.")
         found.append((match["metric"], int(match["n"] or 1), match["mode"] or "min"))
     return tuple(found)
 
@@ -57,38 +48,32 @@ def parse_bytes(ctx: click.Context, parameter: click.Parameter, given: str | Non
     match = _BYTES.match(given.strip())
     size = round(float(match[1]) * 1000.0 ** _POWERS[match[2].rstrip("B")]) if match else 0
     if size < 1:
-        raise click.BadParameter(f"{given!r} is no size: 500MB, 10GB.", ctx, parameter)
+        raise click.BadParameter(f"{given!r} is no size: 500MB, 10GB.")
     return size
 
 
 def retention_of(
-    *,
-    older_than: float | None,
-    keep: int | None,
-    budget: int | None,
-    best: Sequence[tuple[str, int, str]],
-    keep_every: int | None,
-    per: Per,
-    keep_successful: bool,
-) -> Retention:
+    *, older_than: float | None, keep: int | None, budget: int | None, best: Sequence[tuple[str, int, str]],
+    keep_every: int | None, per: Per, keep_successful: bool,
+) -> Retention:  # fmt: skip
     """Combine the options to one retention."""
     limits: list[Retention] = []
     if older_than is not None:
-        limits.append(KeepFor(seconds=older_than))
+        limits.append(rules.KeepFor(seconds=older_than))
     if keep is not None:
-        limits.append(KeepLast(keep, per=per))
+        limits.append(rules.KeepLast(keep, per=per))
     if budget is not None:
-        limits.append(KeepWithin(kb=budget / 1000))
-    besides: list[Retention] = [BestOf(metric, n, "max" if mode == "max" else "min", per=per)
+        limits.append(rules.KeepWithin(kb=budget / 1000))
+    besides: list[Retention] = [rules.BestOf(metric, n, "max" if mode == "max" else "min", per=per)
                                 for metric, n, mode in best]  # fmt: skip
     if keep_every is not None:
-        besides.append(KeepEvery(keep_every))
+        besides.append(rules.KeepEvery(keep_every))
     if not limits and not besides:
-        limits = [KeepLast(10, per=per), KeepFor(days=7)]
+        limits = [rules.KeepLast(10, per=per), rules.KeepFor(days=7)]
         if keep_successful and per == "session":
-            return DEFAULT
+            return rules.DEFAULT
     if keep_successful:
-        besides.append(LastSuccessful())
+        besides.append(rules.LastSuccessful())
     return reduce(or_, [*([reduce(and_, limits)] if limits else []), *besides])
 
 
@@ -97,11 +82,11 @@ _force = click.option(
 )
 
 
-def _deleting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that commands which delete have in common."""
-    yes = click.option("--yes", is_flag=True, help="Do not ask.")
-    dry_run = click.option("--dry-run", is_flag=True, help="Only say what would go, and how many bytes.")
-    return dry_run(yes(found_store(common(function))))
+_deleting = options.each(
+    click.option("--dry-run", is_flag=True, help="Only say what would go, and how many bytes."),
+    options.unasked, options.found_store, options.common,
+)  # fmt: skip
+"""The options that commands which delete have in common."""
 
 
 PRUNE = """\b
@@ -116,59 +101,37 @@ Examples:
 
 @click.command("prune", epilog=PRUNE, short_help="Delete checkpoints that are too old or too many.")
 @click.option("--older-than", metavar="7d", callback=words.parse_age, help="What is older goes.")
-@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="All but the last N go; see --per.")
+@click.option("--keep", type=options.COUNT, metavar="N", help="All but the last N go; see --per.")
 @click.option("--budget", metavar="10GB", callback=parse_bytes, help="The oldest go until the rest fits.")
+@click.option("--best", multiple=True, metavar="METRIC[:N][:max]", callback=parse_best,
+              help="Stay besides: the N with the lowest (max: highest) number in their metadata.",
+)  # fmt: skip
+@click.option("--keep-every", type=options.COUNT, metavar="N", help="Stay besides: every Nth of a session.")
+@click.option("--per", type=click.Choice(get_args(Per)), default="session", show_default=True,
+              help="What --keep and --best count together.")  # fmt: skip
+@click.option("--keep-successful/--no-keep-successful", default=True, show_default=True,
+              help="Stays besides: the end of the last run of each workflow that has completed.")  # fmt: skip
 @click.option(
-    "--best",
-    multiple=True,
-    metavar="METRIC[:N][:max]",
-    callback=parse_best,
-    help="Stay besides: the N with the lowest (max: highest) number in their metadata.",
+    "--session", metavar="ID", help="Only of this session.", shell_complete=options.complete_sessions
 )
-@click.option(
-    "--keep-every", type=click.IntRange(min=1), metavar="N", help="Stay besides: every Nth of a session."
-)
-@click.option(
-    "--per",
-    type=click.Choice(get_args(Per)),
-    default="session",
-    show_default=True,
-    help="What --keep and --best count together.",
-)
-@click.option(
-    "--keep-successful/--no-keep-successful",
-    default=True,
-    show_default=True,
-    help="Stays besides: the end of the last run of each workflow that has completed.",
-)
-@click.option("--session", metavar="ID", help="Only of this session.", shell_complete=complete_sessions)
-@click.option("--workflow", metavar="NAME", help="Only of this workflow.")
+@options.of_workflow
 @_deleting
 def prune(
-    ctx: click.Context,
-    /,
-    session: str | None,
-    workflow: str | None,
-    dry_run: bool,
-    yes: bool,
-    store: str,
-    per: Per,
-    **rules: Any,  # the options that retention_of takes
-) -> int:
+    manner: Manner, /, session: str | None, workflow: str | None, dry_run: bool, yes: bool, store: str,
+    **said: Any,  # the options that retention_of takes
+) -> int:  # fmt: skip
     """Delete checkpoints that are too old or too many, also those that a task has asked for.
 
     Without a rule: all but the last 10 of each session, and what is older than 7 days. Whatever the rules
     say, these stay: the newest good one of a session that can go on, paused ones, those that another
     session was forked from, and those of a session that runs now.
     """
+    metrics = [metric for metric, _, _ in said["best"]]
+    clearance = lazy.clearance.by_retention(store, retention_of(**said), session, workflow, metrics)
+    return clearance.carried_out(manner, dry_run=dry_run, yes=yes)
 
-    retention = retention_of(per=per, **rules)
-    metrics = [metric for metric, _, _ in rules["best"]]
-    clearance = lazy.clearance.Clearance.by_retention(
-        store, retention, session=session, workflow=workflow, metrics=metrics
-    )
-    return clearance.carried_out(manner_of(ctx), dry_run=dry_run, yes=yes)
 
+command = prune  # what is typed and scheduled most often, also without its group
 
 DELETE = """\b
 Examples:
@@ -183,20 +146,21 @@ Examples:
 
 
 @click.command("delete", epilog=DELETE)
-@click.argument("what", nargs=-1, required=True, metavar="SESSION|PATH…", shell_complete=complete_places)
+@click.argument(
+    "what", nargs=-1, required=True, metavar="SESSION|PATH…", shell_complete=options.complete_places
+)
 @_force
 @_deleting
 def delete(
-    ctx: click.Context, /, what: tuple[str, ...], force: bool, dry_run: bool, yes: bool, store: str
+    manner: Manner, /, what: tuple[str, ...], force: bool, dry_run: bool, yes: bool, store: str
 ) -> int:
     """Delete single checkpoints, or all of a session with its journal.
 
     All that is named goes, or nothing: paused ones and those that another session was forked from
     need --force; of a session that runs now nothing is deleted.
     """
-
-    clearance = lazy.clearance.Clearance.by_name(store, what, force=force)
-    return clearance.carried_out(manner_of(ctx), dry_run=dry_run, yes=yes)
+    clearance = lazy.clearance.by_name(store, what, force=force)
+    return clearance.carried_out(manner, dry_run=dry_run, yes=yes)
 
 
 @click.command("clear", epilog=CLEAR, short_help="Delete all checkpoints of a workflow.")
@@ -205,13 +169,12 @@ def delete(
 @_force
 @_deleting
 def clear(
-    ctx: click.Context, /, workflow: str, finished: bool, force: bool, dry_run: bool, yes: bool, store: str
+    manner: Manner, /, workflow: str, finished: bool, force: bool, dry_run: bool, yes: bool, store: str
 ) -> int:
     """Delete all checkpoints of a workflow, and the journals of its sessions.
 
     What stays is told: paused ones and those that a session of another workflow was forked from, unless
     --force; and those of a session that runs now.
     """
-
-    clearance = lazy.clearance.Clearance.by_workflow(store, workflow, finished=finished, force=force)
-    return clearance.carried_out(manner_of(ctx), dry_run=dry_run, yes=yes)
+    clearance = lazy.clearance.by_workflow(store, workflow, finished=finished, force=force)
+    return clearance.carried_out(manner, dry_run=dry_run, yes=yes)

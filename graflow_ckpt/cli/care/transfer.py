@@ -13,22 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graflow_ckpt.cli import lazy, words
-from graflow_ckpt.cli.options import (
-    TAKE_OVER,
-    common,
-    complete_files,
-    complete_folders,
-    complete_places,
-    default_store,
-    found_store,
-    manner_of,
-    store,
-)
+from graflow_ckpt.cli import lazy, options, words
+from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.errors import NoSession, SessionError
 
 if TYPE_CHECKING:
-    from graflow_ckpt.cli.terminal import Manner
     from graflow_ckpt.core.protocols import CheckpointStore
 
 
@@ -53,57 +42,42 @@ Examples:
 
 
 @click.command("copy", epilog=COPY, short_help="Copy sessions or checkpoints to another store.")
-@click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
-@click.option("--from", "origin", default=default_store, show_default="checkpoints",
+@options.places
+@click.option("--from", "origin", default=options.default_store, show_default="checkpoints",
               metavar="FOLDER|URL", callback=words.parse_store, help="Where they are.",
-              shell_complete=complete_folders)  # fmt: skip
+              shell_complete=options.complete_folders)  # fmt: skip
 @click.option("--to", "target", required=True, metavar="FOLDER|URL", callback=words.parse_store,
-              help="Where they are to go.", shell_complete=complete_folders)  # fmt: skip
+              help="Where they are to go.", shell_complete=options.complete_folders)  # fmt: skip
 @click.option("--workflow", metavar="NAME", help="Only sessions of this workflow.")
-@click.option("--take-over", is_flag=True, help=TAKE_OVER)
-@click.option("--yes", is_flag=True, help="With --take-over: do not ask before a process is ended.")
-@common
+@options.take_over
+@options.unasked_end
+@options.common
 def copy(
-    ctx: click.Context,
-    /,
-    what: tuple[str, ...],
-    origin: str,
-    target: str,
-    workflow: str | None,
-    take_over: bool,
+    manner: Manner, /, what: tuple[str, ...], origin: str, target: str, workflow: str | None, take_over: bool,
     yes: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Copy sessions with their journals, or single checkpoints; without a name all that there is.
 
     Nothing changes where they come from, so runs may go on there. What is there already is not copied again:
     interrupt it, and call it again; copy what is still being run once more when it has stopped. A session
     that has gone on by itself at the target is refused. What a session has gone back behind is left out.
     """
-
     if what and workflow is not None:
         raise click.UsageError("--workflow is for all sessions of a store; what is named is copied anyway.")
     here, there = lazy.stores.open_store(origin), lazy.stores.open_store(target)
     if here.url == there.url:
         raise click.UsageError(f"--from and --to are the same place: {there.url}.")
-    return _copied(manner_of(ctx), here, there, what, workflow=workflow, take_over=take_over)
+    return _copied(manner, here, there, what, workflow=workflow, take_over=take_over)
 
 
 def _copied(
-    manner: Manner,
-    here: CheckpointStore,
-    there: CheckpointStore,
-    what: Sequence[str],
-    *,
-    workflow: str | None = None,
-    take_over: bool = False,
-) -> int:
+    manner: Manner, here: CheckpointStore, there: CheckpointStore, what: Sequence[str], *,
+    workflow: str | None = None, take_over: bool = False,
+) -> int:  # fmt: skip
     """Copy what is named, or all; the exit status."""
     keys, ring = lazy.keys.Keyring.reading(shared=here.shared), lazy.keys.Keyring.for_store(there)
-    going = (
-        lazy.journey.Luggage.named(here, here.url, what, lazy.locate.checkpoint_path)
-        if what
-        else lazy.journey.Luggage.all(here, workflow)
-    )
+    luggage = lazy.journey.Luggage
+    going = luggage.named(here, what) if what else luggage.all(here, workflow)
     if not (what or going.sessions or going.damaged):
         of = f" of workflow {workflow!r}" if workflow is not None else ""
         raise NoSession(f"There are no checkpoints{of} in {here.url}.", hint="--from names another place.")
@@ -119,42 +93,39 @@ def _copied(
 
 
 @click.command("export", epilog=EXPORT, short_help="Write sessions or checkpoints into one file.")
-@click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
-@click.argument("file", shell_complete=complete_files)
+@options.places
+@click.argument("file", shell_complete=options.complete_files)
 @click.option("--all", "everything", is_flag=True, help="All sessions of the store.")
-@found_store
-@common
-def export(ctx: click.Context, /, what: tuple[str, ...], file: str, everything: bool, store: str) -> int:
+@options.found_store
+@options.common
+def export(manner: Manner, /, what: tuple[str, ...], file: str, everything: bool, store: str) -> int:
     """Copy sessions with their journals, or single checkpoints, into one file: a SQLite store.
 
     The same as `copy --to sqlite:///FILE`: what is in the file already is not copied again. `import` puts it
     into any store, here or on another machine; that one needs the key, or --trust.
     """
-
     if bool(what) == everything:
         raise click.UsageError("Name sessions or checkpoints, or give --all; the file comes last.")
     there = lazy.sqlite_store.SqliteStore(file)
     try:
-        return _copied(manner_of(ctx), lazy.stores.open_store(store), there, what)
+        return _copied(manner, lazy.stores.open_store(store), there, what)
     finally:
         there.close()  # what is in the log beside the file goes into it, so that it can be moved
 
 
 @click.command("import", epilog=IMPORT)
-@click.argument("file", shell_complete=complete_files)
+@click.argument("file", shell_complete=options.complete_files)
 @click.option("--trust", is_flag=True, help="Take what was sealed with a key that is not here; asks first.")
-@click.option("--take-over", is_flag=True, help=TAKE_OVER)
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@store
-@common
-def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes: bool, store: str) -> int:
+@options.take_over
+@options.unasked
+@options.store
+@options.common
+def import_(manner: Manner, /, file: str, trust: bool, take_over: bool, yes: bool, store: str) -> int:
     """Take the checkpoints of a file into a store.
 
     Seals and digests are verified; what is there already is left alone. To resume from a checkpoint runs the
     code in it: use --trust only if you know who wrote the file. The journals in it stay out then.
     """
-
-    manner = manner_of(ctx)
     with lazy.disk.refusing("open", file):
         os.stat(file)
     origin, target = lazy.sqlite_store.SqliteStore(file), lazy.stores.open_store(store)
@@ -192,20 +163,18 @@ Examples:
 
 
 @click.command("fork", epilog=FORK, short_help="Make a new session that begins at a checkpoint.")
-@click.argument("what", metavar="PATH|SESSION", shell_complete=complete_places)
+@click.argument("what", metavar="PATH|SESSION", shell_complete=options.complete_places)
 @click.argument("new", required=False, metavar="[NEW-ID]")
 @click.option("--set", "values", multiple=True, metavar="NAME=VALUE", callback=words.parse_inputs,
               help="A value of the channel: JSON if it parses, else text; may be repeated.")  # fmt: skip
-@found_store
-@common
-def fork(ctx: click.Context, /, what: str, new: str | None, values: dict[str, Any], store: str) -> int:
+@options.found_store
+@options.common
+def fork(manner: Manner, /, what: str, new: str | None, values: dict[str, Any], store: str) -> None:
     """Make a new session that goes on from a checkpoint, with some of its values changed. Runs nothing.
 
     The session that it comes from is not touched, and its checkpoint is kept as long as the new one is. Only
     values that are there can be set, so that a typing error is no new value.
     """
-
-    manner = manner_of(ctx)
     place = lazy.locate.find_place(store, what)
     if place.found.facts.get("redis"):
         raise SessionError(
@@ -214,14 +183,13 @@ def fork(ctx: click.Context, /, what: str, new: str | None, values: dict[str, An
             path=place.found.path,
         )
     made = lazy.continuation.forked(place, new or _free(place.store, f"{place.session[:50]}-fork"), values)
-    if manner.json:
-        manner.document({"session": made.session, "path": made.found.path, "from": place.found.path,
-                         "store": made.store, "set": sorted(values)})  # fmt: skip
-        return 0
-    manner.note(f"session {made.session} begins at step {made.found.facts['steps']}; "
-                f"{words.resume_command(made.session, made.store)}")  # fmt: skip
-    click.echo(made.found.path)
-    return 0
+    document = {
+        "session": made.session, "path": made.found.path, "from": place.found.path, "store": made.store,
+        "set": sorted(values),
+    }  # fmt: skip
+    resume = words.resume_command(made.session, made.store)
+    said = f"session {made.session} begins at step {made.found.facts['steps']}; {resume}"
+    manner.result(document, said, out=made.found.path)
 
 
 def _free(store: str, wanted: str) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import click
 
-from graflow_ckpt.cli import lazy
-from graflow_ckpt.cli.options import common, complete_places, manner_of
+from graflow_ckpt.cli import lazy, options
+from graflow_ckpt.cli.terminal import Manner
 
 EXAMPLES = """\b
 Examples:
@@ -18,23 +18,21 @@ Examples:
 """
 
 
-@click.command("trust", epilog=EXAMPLES, short_help="Look at a foreign checkpoint and seal it with your key.")
-@click.argument("path", shell_complete=complete_places)
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@common
-def command(ctx: click.Context, /, path: str, yes: bool) -> int:
+@click.command("trust", epilog=EXAMPLES)
+@click.argument("path", shell_complete=options.complete_places)
+@options.unasked
+@options.common
+def command(manner: Manner, /, path: str, yes: bool) -> None:
     """Look at a checkpoint that this machine did not write, and seal it with its key.
 
     To resume from a checkpoint runs the code in it. Do this only if you know who wrote it.
     """
-
-    manner = manner_of(ctx)
     document = lazy.display.describe(path)
     if document["verdict"] == "good":
         manner.note(f"{document['path']} is sealed with a key that is known here; nothing to do")
         if manner.json:
             manner.document({"path": document["path"], "sealed": False, "key_id": document["meta"]["key_id"]})
-        return 0
+        return
     lazy.keyring.check_parts(document["path"])
     for line in () if manner.json else lazy.display.lines(document):
         manner.note(line)
@@ -44,4 +42,3 @@ def command(ctx: click.Context, /, path: str, yes: bool) -> int:
     manner.note(f"{document['path']} is now sealed with key {key}")
     if manner.json:
         manner.document({"path": document["path"], "sealed": True, "key_id": key})
-    return 0

@@ -9,10 +9,8 @@ import os
 
 import click
 
-from graflow_ckpt.cli import lazy, words
-from graflow_ckpt.cli.options import common, complete_files, found_store, manner_of, store
-from graflow_ckpt.cli.terminal import bar, counter
-from graflow_ckpt.cli.words import counted
+from graflow_ckpt.cli import lazy, options, words
+from graflow_ckpt.cli.terminal import Manner, bar, counter
 from graflow_ckpt.core.errors import BadAddress
 
 BACKUP = """\b
@@ -29,42 +27,34 @@ Examples:
 
 
 @click.command("backup", epilog=BACKUP, short_help="Copy a SQLite store into FILE while others save.")
-@click.argument("file", shell_complete=complete_files)
+@click.argument("file", shell_complete=options.complete_files)
 @click.option("--yes", is_flag=True, help="Do not ask before a file is replaced.")
-@store
-@common
-def backup(ctx: click.Context, /, file: str, yes: bool, store: str) -> int:
+@options.store
+@options.common
+def backup(manner: Manner, /, file: str, yes: bool, store: str) -> None:
     """Copy a SQLite store as it is at one moment into FILE, while others go on saving.
 
     The copy is looked through, and is a store itself. A FILE that is there stays until the new one is whole.
     """
-
-    manner, place = manner_of(ctx), _database(store)
+    place = _database(store)
     if os.path.exists(file) and not yes:
         manner.ask(f"Replace {file}?")
     with bar("copying", show=not manner.json) as progress:
         size = lazy.sqlite_care.backup(place, file, progress)
-    if manner.json:
-        manner.document({"store": place, "file": os.path.abspath(file), "bytes": size})
-    else:
-        manner.note(f"{place}: {words.size(size)} copied")
-        click.echo(file)
-    return 0
+    document = {"store": place, "file": os.path.abspath(file), "bytes": size}
+    manner.result(document, f"{place}: {words.size(size)} copied", out=file)
 
 
 @click.command("vacuum", epilog=VACUUM, short_help="Give free room of a SQLite store back to the disk.")
-@store
-@common
-def vacuum(ctx: click.Context, /, store: str) -> int:
+@options.store
+@options.common
+def vacuum(manner: Manner, /, store: str) -> None:
     """Give the room of what was deleted from a SQLite store back to the disk, while others go on saving."""
-    manner, place = manner_of(ctx), _database(store)
+    place = _database(store)
     with bar("giving back", show=not manner.json) as progress:
         done = lazy.sqlite_care.vacuum(place, progress)
-    if manner.json:
-        manner.document({"store": place, "before": done.before, "after": done.after})
-    else:
-        manner.note(f"{place}: {words.size(done.before)} before, {words.size(done.after)} now")
-    return 0
+    said = f"{place}: {words.size(done.before)} before, {words.size(done.after)} now"
+    manner.result({"store": place, "before": done.before, "after": done.after}, said)
 
 
 def _database(where: str) -> str:
@@ -87,12 +77,11 @@ Examples:
 
 
 @click.command("stats", epilog=STATS, short_help="Count checkpoints by workflow, age and status.")
-@click.option("--workflow", metavar="NAME", help="Only of this workflow.")
-@found_store
-@common
-def stats(ctx: click.Context, /, workflow: str | None, store: str) -> int:
+@options.of_workflow
+@options.found_store
+@options.common
+def stats(manner: Manner, /, workflow: str | None, store: str) -> None:
     """Count checkpoints: by workflow, by age, by status; the oldest, the newest, the largest."""
-    manner = manner_of(ctx)
     with bar("looking", show=not manner.json):
         found = lazy.display.census_of(store, workflow)
     if manner.json:
@@ -103,7 +92,6 @@ def stats(ctx: click.Context, /, workflow: str | None, store: str) -> int:
         manner.table(lazy.display.CENSUS, lazy.display.census_rows(found), right=lazy.display.CENSUS[1:])
         for line in lazy.display.census_lines(found):
             manner.say(line)
-    return 0
 
 
 EXAMPLES = """\b
@@ -113,17 +101,15 @@ Examples:
 
 
 @click.command("sync", epilog=EXAMPLES)
-@store
-@common
-def sync(ctx: click.Context, /, store: str) -> int:
+@options.store
+@options.common
+def sync(manner: Manner, /, store: str) -> int:
     """Hand over checkpoints that were saved while their store was away.
 
     The next run of a session does so by itself; this is for sessions that do not run again. What belongs to
     a session that another process has continued is set aside, and what is being run is left to its owner.
     The exit status is 1 if something is still waiting.
     """
-
-    manner = manner_of(ctx)
     found = lazy.examination.fallbacks(lazy.stores.open_store(store))
     if not found:
         raise click.UsageError(f"{store} has no fallback: its address does not begin with fallback+.")
@@ -134,10 +120,8 @@ def sync(ctx: click.Context, /, store: str) -> int:
         left += fallback.hand_over_all()
         refused += len(list(lazy.fallback.entries(fallback.waits.refused))) - before
     handed = waited - left - refused
-    if manner.json:
-        manner.document({"handed_over": handed, "refused": refused, "waiting": left})
-    else:
-        manner.note(f"{counted(handed, 'checkpoint')} handed over, {refused} refused, {left} waiting")
+    said = f"{words.counted(handed, 'checkpoint')} handed over, {refused} refused, {left} waiting"
+    manner.result({"handed_over": handed, "refused": refused, "waiting": left}, said)
     return 1 if left else 0
 
 
@@ -150,9 +134,9 @@ COLUMNS = ("what", "name", "session", "size", "why")
 
 
 @click.command("audit", epilog=AUDIT, short_help="Find what belongs to no checkpoint.")
-@found_store
-@common
-def audit(ctx: click.Context, /, store: str) -> int:
+@options.found_store
+@options.common
+def audit(manner: Manner, /, store: str) -> int:
     """Find what belongs to no checkpoint, and checkpoints that lack a part.
 
     Parts without a meta, saves that were never committed, journals of no session, foreign files.
@@ -160,32 +144,22 @@ def audit(ctx: click.Context, /, store: str) -> int:
     Names and sizes are compared, not contents (`verify` does that). Nothing is deleted. The exit status is
     1 if something was found.
     """
-
-    manner = manner_of(ctx)
     place = lazy.stores.open_store(store)
     with counter("looking", show=not manner.json) as seen:
         found = lazy.inventory.audit(place, seen)
-    if manner.json:
-        orphans = [
-            {"kind": one.kind, "name": one.name, "size": one.size, "session": one.session,
-             "why": one.why or one.advice} for one in found.orphans
-        ]  # fmt: skip
-        manner.document(
-            {
-                "store": place.url,
-                "checkpoints": found.checkpoints,
-                "size": found.size,
-                "orphans": orphans,
-                "whole": found.whole,
-            }
-        )
-        return 1 if orphans else 0
+    orphans = [
+        {"kind": one.kind, "name": one.name, "size": one.size, "session": one.session,
+         "why": one.why or one.advice} for one in found.orphans
+    ]  # fmt: skip
     rows = [(one.kind, one.name, one.session, words.size(one.size), one.why or one.advice)
             for one in found.orphans]  # fmt: skip
-    if rows:
-        manner.table(COLUMNS, rows, right=("size",))
     said = words.counted(len(rows), "orphan") if rows else "no orphans"
-    manner.note(f"{words.counted(found.checkpoints, 'checkpoint')}, {said} ({words.size(found.size)})")
+    notes = [f"{words.counted(found.checkpoints, 'checkpoint')}, {said} ({words.size(found.size)})"]
     if not found.whole:
-        manner.note(f"what lies in {place.url} beside checkpoints was not looked at: it shows nothing else")
+        notes.append(f"what lies in {place.url} beside checkpoints was not looked at: it shows nothing else")
+    document = {
+        "store": place.url, "checkpoints": found.checkpoints, "size": found.size, "orphans": orphans,
+        "whole": found.whole,
+    }  # fmt: skip
+    manner.listing(document, COLUMNS, rows, *notes, right=("size",))
     return 1 if rows else 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from graflow_ckpt.cli import lazy, words
-from graflow_ckpt.cli.options import common, complete_remote, manner_of, of_fleet
+from graflow_ckpt.cli import lazy, options, words
+from graflow_ckpt.cli.terminal import Manner
 
 EXAMPLES = """\b
 Examples:
@@ -14,21 +14,19 @@ Examples:
 """
 
 
-@click.command("cancel", epilog=EXAMPLES, short_help="End a session of a fleet for good.")
-@click.argument("session", shell_complete=complete_remote)
+@click.command("cancel", epilog=EXAMPLES)
+@options.remote_session
 @click.option("--hard", is_flag=True, help="Do not wait for tasks that run: end their code.")
 @click.option("--reason", default="cancelled by hand", help="What others are told.")
-@of_fleet
-@common
-def command(ctx: click.Context, /, session: str, hard: bool, reason: str) -> int:
+@options.of_fleet
+@options.common
+def command(manner: Manner, /, session: str, hard: bool, reason: str) -> None:
     """End a session of a fleet for good. What was committed stays readable; nothing goes on with it."""
-    manner = manner_of(ctx)
-    handle = lazy.client.handle_of(ctx, session)
+    handle = lazy.client.handle_of(manner, session)
     status = lazy.control.cancelled(handle, reason, hard=hard)
-    if manner.json:
-        manner.document(lazy.client.document(status, handle.address))
-    else:
-        told = words.counted(status.running, "task")
-        runs = f"; {told} still running, and told (--hard ends them)" if status.running else ""
-        manner.note(f"session {session} is {status.status} after {words.counted(status.steps, 'step')}{runs}")
-    return 0
+    told = words.counted(status.running, "task")
+    runs = f"; {told} still running, and told (--hard ends them)" if status.running else ""
+    manner.result(
+        lazy.client.document(status, handle.address),
+        f"session {session} is {status.status} after {words.counted(status.steps, 'step')}{runs}",
+    )

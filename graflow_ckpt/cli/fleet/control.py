@@ -6,7 +6,6 @@ would make of it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -108,7 +107,7 @@ class FailedRow:
 
     def cells(self) -> tuple[object, ...]:
         f, ended = self.failure, self.status.ended
-        since = words.age(max(0.0, time.time() - ended)) if ended else "-"
+        since = words.age(words.seconds_ago(ended)) if ended else "-"
         return f.session, f.task, f.type, f.attempts or "-", since, self.then, shortened(f.message)
 
     def lines(self) -> Iterator[str]:
@@ -160,37 +159,32 @@ def _of(client: Client, status: Status, many: bool) -> Iterator[Failure]:
 
 def requeued(client: Client, handle: Handle, tasks: Sequence[str]) -> Document:
     """Run again all that was set aside."""
-    found = {failure.task: failure for failure in failures(client.link, handle.session)}
+    session = handle.session
+    found = {failure.task: failure for failure in failures(client.link, session)}
     aside = sorted(name for name, failure in found.items() if failure.set_aside)
     for task in tasks:
         if task not in found:
-            raise SessionError(
-                f"Task {task!r} of session {handle.session} has not failed.",
-                hint=f"Failed have: {', '.join(found) or 'none'}.",
-                session=handle.session,
-                task=task,
-            )
-        if task not in aside:
-            raise SessionError(
-                f"Task {task!r} of session {handle.session} has failed, and the session went on without it: "
-                "what it was called with is not kept.",
-                hint="Submit it again.",
-                session=handle.session,
-                task=task,
-            )
+            message, hint = "has not failed.", f"Failed have: {', '.join(found) or 'none'}."
+        elif task not in aside:
+            message = "has failed, and the session went on without it: what it was called with is not kept."
+            hint = "Submit it again."
+        else:
+            continue
+        message = f"Task {task!r} of session {session} {message}"
+        raise SessionError(message, hint=hint, session=session, task=task)
     left = [name for name in aside if tasks and name not in tasks]
     if left:
         raise SessionError(
-            f"Session {handle.session} goes on with all that was set aside, also with: {', '.join(left)}.",
+            f"Session {session} goes on with all that was set aside, also with: {', '.join(left)}.",
             hint="Name these, too, or no task at all.",
-            session=handle.session,
+            session=session,
             tasks=left,
         )
     if not aside:
         raise SessionError(
-            f"Session {handle.session} has no failed task that could run again.",
-            hint=f"See: {words.fleet_command('failed', 'list', '--session', handle.session)}.",
-            session=handle.session,
+            f"Session {session} has no failed task that could run again.",
+            hint=f"See: {words.fleet_command('failed', 'list', '--session', session)}.",
+            session=session,
         )
     handle.resume()
-    return {"session": handle.session, "requeued": aside, "status": handle.status().status}
+    return {"session": session, "requeued": aside, "status": handle.status().status}

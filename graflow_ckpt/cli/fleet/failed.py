@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from graflow_ckpt.cli import lazy, words
-from graflow_ckpt.cli.options import as_json, common, complete_remote, manner_of, of_fleet
+from graflow_ckpt.cli import lazy, options, words
+from graflow_ckpt.cli.terminal import Manner
 
 LIST = """\b
 Examples:
@@ -21,60 +21,46 @@ Examples:
 COLUMNS = ("session", "task", "error", "attempts", "ended", "then", "message")
 
 
-@click.group("failed", short_help="List tasks that have failed on a fleet; run them again.")
+@click.group("failed")
 def command() -> None:
     """List tasks that have failed on a fleet, and have them run again."""
 
 
 @command.command("list", epilog=LIST, short_help="List tasks that have failed, by session.")
-@click.option("--session", metavar="ID", shell_complete=complete_remote, help="Only of this one.")
+@click.option("--session", metavar="ID", shell_complete=options.complete_remote, help="Only of this one.")
 @click.option("--task", metavar="NAME", help="Only this one.")
 @click.option("--traceback", "tracebacks", is_flag=True, help="With the tracebacks.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", default=1000, show_default=True)
-@of_fleet
-@as_json
-def list_(ctx: click.Context, /, session: str | None, task: str | None, tracebacks: bool, limit: int) -> int:
+@click.option("--limit", type=options.COUNT, metavar="N", default=1000, show_default=True)
+@options.of_fleet
+@options.as_json
+def list_(manner: Manner, /, session: str | None, task: str | None, tracebacks: bool, limit: int) -> None:
     """List tasks that have failed, by session, the newest session first.
 
     THEN says what can be done: `requeue` for what was set aside and can run again, `gone` where the session
     went on without it. ENDED is how long ago its session has ended.
     """
-
-    manner = manner_of(ctx)
-    client = lazy.client.client_of(ctx)
+    client = lazy.client.client_of(manner)
     found, more = lazy.control.failed_at(client, session, task, limit)
-    if manner.json:
-        manner.document([row.document(tracebacks) for row in found])
-    elif not found:
-        manner.note(
-            f"Nothing has failed{f' in session {session}' if session else ''} at {client.link.address}."
-        )
-    elif tracebacks:
-        for row in found:
-            for line in row.lines():
-                manner.say(line)
+    documents = [row.document(tracebacks) for row in found]
+    if tracebacks and found:
+        manner.result(documents, lines=(line for row in found for line in row.lines()))
     else:
-        manner.table(COLUMNS, [row.cells() for row in found], right=("attempts", "ended"))
+        none = f"Nothing has failed{f' in session {session}' if session else ''} at {client.link.address}."
+        cells = [row.cells() for row in found]
+        manner.listing(documents, COLUMNS, cells, right=("attempts", "ended"), none=none)
     if more:
         manner.note(f"There are more than {limit}: --limit.")
-    return 0
 
 
 @command.command("requeue", epilog=REQUEUE, short_help="Have what has failed in a session run again.")
-@click.argument("session", shell_complete=complete_remote)
+@options.remote_session
 @click.argument("tasks", nargs=-1, metavar="[TASK]…")
-@of_fleet
-@common
-def requeue(ctx: click.Context, /, session: str, tasks: tuple[str, ...]) -> int:
+@options.of_fleet
+@options.common
+def requeue(manner: Manner, /, session: str, tasks: tuple[str, ...]) -> None:
     """Have what has failed in a session run again, with fresh retries; the session goes on."""
-    manner = manner_of(ctx)
-    client = lazy.client.client_of(ctx)
+    client = lazy.client.client_of(manner)
     found = lazy.control.requeued(client, lazy.client.session_at(client, session), tasks)
-    if manner.json:
-        manner.document(found)
-    else:
-        names = ", ".join(found["requeued"])
-        manner.note(
-            f"session {session} goes on with {words.counted(len(found['requeued']), 'task')}: {names}"
-        )
-    return 0
+    names = found["requeued"]
+    said = f"session {session} goes on with {words.counted(len(names), 'task')}: {', '.join(names)}"
+    manner.result(found, said)

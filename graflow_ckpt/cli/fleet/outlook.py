@@ -22,7 +22,6 @@ from graflow_ckpt.fleet.health import PoolFacts, pools
 from graflow_ckpt.fleet.status import Status, read_all
 from graflow_ckpt.links.complaints import translated
 
-_field = words.field
 RECENT = 60.0  # seconds for which a session that has ended is still shown
 _NEWEST = 50  # sessions that are looked at although nothing runs in them
 
@@ -145,28 +144,28 @@ def describe(handle: Handle, client: Client) -> Document:
 
 def session_lines(found: Document) -> Iterator[str]:
     """Yield the same as lines of text."""
-    yield f"session {found['session']} of workflow {found['workflow']} at {found['at']}"
-    yield _field("status", f"{found['status']}{': ' if found['reason'] else ''}{found['reason']}")
     limit = f" of at most {found['max_steps']}" if found["max_steps"] else ""
-    yield _field("steps", f"{found['steps']}{limit}")
     total = f" of {found['tasks']}" if found["tasks"] else ""
     skipped = f", {found['skipped']} skipped" if found["skipped"] else ""
-    yield _field("tasks", f"{found['completed']}{total} done, {found['failed']} failed{skipped}")
-    yield _field("pending", f"{found['ready']} ready, {found['running']} running, {found['delayed']} delayed")
-    waiting = [f"{name} {size}" for name, size in found["queues"].items() if size]
-    if waiting:
-        unserved = f" (no worker serves {', '.join(found['unserved'])})" if found["unserved"] else ""
-        yield _field("queues", f"{', '.join(waiting)}{unserved}")
+    waiting = ", ".join(f"{name} {size}" for name, size in found["queues"].items() if size)
+    unserved = f" (no worker serves {', '.join(found['unserved'])})" if found["unserved"] else ""
     cap = f", at most {found['cap']} tasks at once" if found["cap"] else ""
-    yield _field("workers", f"{words.counted(found['tokens'], 'token')}{cap}")
     ended = found["ended"]
     took = f", ran for {words.age(ended - found['created'])}" if ended else ""
-    yield _field("submitted", f"{words.age(found['age'])} ago from {found['host'] or '?'}{took}")
-    yield _field("checkpoint", found["checkpoint"] or "none")
-    for host, why in found["declined"].items():
-        yield _field("declined", f"{host}: {why}")
-    if found["failed"]:
-        yield _field("errors", words.fleet_command("failed", "list", "--session", found["session"]))
+    errors = words.fleet_command("failed", "list", "--session", found["session"])
+    yield f"session {found['session']} of workflow {found['workflow']} at {found['at']}"
+    yield from words.fields(
+        ("status", f"{found['status']}{': ' if found['reason'] else ''}{found['reason']}"),
+        ("steps", f"{found['steps']}{limit}"),
+        ("tasks", f"{found['completed']}{total} done, {found['failed']} failed{skipped}"),
+        ("pending", f"{found['ready']} ready, {found['running']} running, {found['delayed']} delayed"),
+        ("queues", f"{waiting}{unserved}" if waiting else ""),
+        ("workers", f"{words.counted(found['tokens'], 'token')}{cap}"),
+        ("submitted", f"{words.age(found['age'])} ago from {found['host'] or '?'}{took}"),
+        ("checkpoint", found["checkpoint"] or "none"),
+        *(("declined", f"{host}: {why}") for host, why in found["declined"].items()),
+        ("errors", errors if found["failed"] else ""),
+    )
 
 
 SESSIONS = ("session", "workflow", "status", "done", "ready", "running", "failed", "rate", "age", "queues")
@@ -206,7 +205,6 @@ def _tables(outlook: Outlook) -> list[tuple[Sequence[str], Rows]]:
 
 
 def _sessions(outlook: Outlook) -> Rows:
-    now = time.time()
     rows: Rows = []
     for row in outlook.sessions:
         total = f"/{row.tasks}" if row.tasks is not None else ""
@@ -215,7 +213,7 @@ def _sessions(outlook: Outlook) -> Rows:
         rate = outlook.rates.get(row.session, 0.0)
         rows.append((
             row.session, row.workflow, row.status, f"{row.completed}{total}", row.ready, row.running,
-            row.failed or "", f"{rate:.3g}/s" if rate else "", words.age(max(0.0, now - row.created)),
+            row.failed or "", f"{rate:.3g}/s" if rate else "", words.age(words.seconds_ago(row.created)),
             " ".join(queues) or shortened(row.reason),
         ))  # fmt: skip
     return rows

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from graflow_ckpt.cli import lazy, words
-from graflow_ckpt.cli.options import common, complete_remote, manner_of, of_fleet
+from graflow_ckpt.cli import lazy, options, words
+from graflow_ckpt.cli.terminal import Manner
 
 EXAMPLES = """\b
 Examples:
@@ -14,21 +14,17 @@ Examples:
 """
 
 
-@click.command("pause", epilog=EXAMPLES, short_help="Have a session of a fleet hand out no more tasks.")
-@click.argument("session", shell_complete=complete_remote)
+@click.command("pause", epilog=EXAMPLES)
+@options.remote_session
 @click.option("--reason", default="paused by hand", help="What others are told.")
-@of_fleet
-@common
-def command(ctx: click.Context, /, session: str, reason: str) -> int:
+@options.of_fleet
+@options.common
+def command(manner: Manner, /, session: str, reason: str) -> None:
     """Have a session of a fleet hand out no more tasks; those that run are finished and committed."""
-    manner = manner_of(ctx)
-    handle = lazy.client.handle_of(ctx, session)
+    handle = lazy.client.handle_of(manner, session)
     status = lazy.control.paused(handle, reason)
-    if manner.json:
-        manner.document(lazy.client.document(status, handle.address))
-    else:
-        runs = f"; {words.counted(status.running, 'task')} still running" if status.running else ""
-        manner.note(
-            f"session {session} is {status.status}{runs}; go on: {words.fleet_command('resume', session)}"
-        )
-    return 0
+    runs = f"; {words.counted(status.running, 'task')} still running" if status.running else ""
+    manner.result(
+        lazy.client.document(status, handle.address),
+        f"session {session} is {status.status}{runs}; go on: {words.fleet_command('resume', session)}",
+    )

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from graflow_ckpt.cli import lazy, words
-from graflow_ckpt.cli.options import common, complete_remote, manner_of, of_fleet, of_program
+from graflow_ckpt.cli import lazy, options, words
+from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.facts import check_session_id
 
 EXAMPLES = """\b
@@ -19,13 +19,13 @@ Examples:
 """
 
 
-@click.command("submit", epilog=EXAMPLES, short_help="Have a fleet run a program's workflow.")
-@of_program
+@click.command("submit", epilog=EXAMPLES)
+@options.of_program
 @click.option(
     "--session",
     metavar="ID",
     envvar="GRAFLOW_CKPT_SESSION",
-    shell_complete=complete_remote,
+    shell_complete=options.complete_remote,
     help="Its id, instead of the program's own, or of a new one.",
 )
 @click.option(
@@ -35,7 +35,7 @@ Examples:
     show_default=True,
     help="If there is a session of that id: refuse, or leave it as it is and print its id.",
 )
-@click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="Stop after so many steps.")
+@click.option("--max-steps", type=options.COUNT, metavar="N", help="Stop after so many steps.")
 @click.option(
     "--ttl", metavar="7d", callback=words.parse_age, help="How long it is kept when it has completed."
 )
@@ -44,23 +44,19 @@ Examples:
     "--timeout", metavar="SECONDS|5m", callback=words.parse_period, help="With --wait: no longer than this."
 )
 @click.option("--progress/--no-progress", default=True, help="With --wait: show how far it is.")
-@of_fleet
-@common
-def command(ctx: click.Context, /, target: str, arguments: tuple[str, ...], **options: Any) -> int:
+@options.of_fleet
+@options.common
+def command(manner: Manner, /, target: str, arguments: tuple[str, ...], **given: Any) -> int:
     """Have a fleet run a program's workflow. Prints the id of the session once it has been accepted.
 
     The program is run up to its first execute() or submit() to see its tasks; no task runs here. Modules
     are used from where the workers are; the code of the file itself travels with the session, sealed.
     """
-
-    if options["session"] is not None:
-        check_session_id(options["session"])
-    if options["timeout"] is not None and not options["waits"]:
+    if given["session"] is not None:
+        check_session_id(given["session"])
+    if given["timeout"] is not None and not given["waits"]:
         raise click.UsageError("--timeout is for --wait.")
-    manner = manner_of(ctx)
-    client = lazy.client.client_of(ctx, key=True)
-    waits, timeout, progress = (options.pop(name) for name in ("waits", "timeout", "progress"))
-    handle = lazy.dry_run.submit(
-        manner, client, target, arguments, lazy.dry_run.Wanted(**options), quiet=waits
-    )
+    client = lazy.client.client_of(manner, key=True)
+    waits, timeout, progress = (given.pop(name) for name in ("waits", "timeout", "progress"))
+    handle = lazy.dry_run.submit(manner, client, target, arguments, lazy.dry_run.Wanted(**given), quiet=waits)
     return lazy.waiting.wait(manner, handle, timeout, progress=progress) if waits else 0

@@ -7,8 +7,8 @@ from time import sleep
 
 import click
 
-from graflow_ckpt.cli import lazy, words
-from graflow_ckpt.cli.options import common, manner_of, of_fleet
+from graflow_ckpt.cli import lazy, options, words
+from graflow_ckpt.cli.terminal import Manner
 
 EXAMPLES = """\b
 Examples:
@@ -20,37 +20,32 @@ Examples:
 MOMENT = 0.5  # seconds between the two looks that one picture needs for its rates
 
 
-@click.command("top", epilog=EXAMPLES, short_help="Watch the sessions and workers of a fleet.")
+@click.command("top", epilog=EXAMPLES)
 @click.option(
     "--every", metavar="SECONDS", default="1", show_default=True, callback=words.parse_period,
     help="How often to look.",
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="One picture, and the end; also where there is no terminal.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", default=20, show_default=True,
+@click.option("--limit", type=options.COUNT, metavar="N", default=20, show_default=True,
               help="So many sessions, those that do most first.")  # fmt: skip
-@of_fleet
-@common
-def command(ctx: click.Context, /, every: float, once: bool, limit: int) -> int:
+@options.of_fleet
+@options.common
+def command(manner: Manner, /, every: float, once: bool, limit: int) -> None:
     """Watch the sessions and workers of a fleet: what is ready and running, and how fast it goes.
 
     With --json one document per look. A worker is shown with what it runs and for how long; SEEN is the
     age of its pool's last sign of life.
     """
-
-    manner = manner_of(ctx)
-    overview = lazy.outlook.Overview(lazy.client.client_of(ctx), limit)
-    if not manner.json and (once or not sys.stdout.isatty()):
-        overview.look()
-        sleep(min(MOMENT, every))
+    overview = lazy.outlook.Overview(lazy.client.client_of(manner), limit)
+    if not (manner.json or once) and sys.stdout.isatty():
+        lazy.outlook.live(overview, max(every, 0.1))
+        return
+    overview.look()
+    sleep(min(MOMENT, every))
+    if not manner.json:
         lazy.outlook.printed(manner, overview.look())
-        return 0
-    if manner.json:
-        overview.look()
-        sleep(min(MOMENT, every))
+        return
+    manner.document(overview.look().document())
+    while not once:
+        sleep(every)
         manner.document(overview.look().document())
-        while not once:
-            sleep(every)
-            manner.document(overview.look().document())
-        return 0
-    lazy.outlook.live(overview, max(every, 0.1))
-    return 0

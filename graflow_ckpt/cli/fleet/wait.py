@@ -6,16 +6,16 @@ import os
 import sys
 from collections.abc import Iterator
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from graflow_ckpt.cli import lazy, words
-from graflow_ckpt.cli.options import common, complete_remote, manner_of, of_fleet
+from graflow_ckpt.cli import lazy, options, words
 from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.errors import ServerGone
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.live import Live
 
     from graflow_ckpt.fleet.handle import Handle
@@ -29,23 +29,21 @@ Examples:
 """
 
 
-@click.command("wait", epilog=EXAMPLES, short_help="Wait until a session of a fleet has ended.")
-@click.argument("session", shell_complete=complete_remote)
+@click.command("wait", epilog=EXAMPLES)
+@options.remote_session
 @click.option(
     "--timeout", metavar="SECONDS|5m", callback=words.parse_period, help="Wait no longer than this."
 )
 @click.option("--progress/--no-progress", default=True, help="Show how far it is.")
-@of_fleet
-@common
-def command(ctx: click.Context, /, session: str, timeout: float | None, progress: bool) -> int:
+@options.of_fleet
+@options.common
+def command(manner: Manner, /, session: str, timeout: float | None, progress: bool) -> int:
     """Wait until a session of a fleet has ended, or has paused.
 
     The exit status says how: 0 completed, or stopped at its limit; 1 failed, cancelled or stalled; 3
     paused, a user has to act; 124 it has not ended in time.
     """
-
-    handle = lazy.client.handle_of(ctx, session)
-    return wait(manner_of(ctx), handle, timeout, progress=progress)
+    return wait(manner, lazy.client.handle_of(manner, session), timeout, progress=progress)
 
 
 TIMED_OUT = 124
@@ -77,11 +75,9 @@ def wait(manner: Manner, handle: Handle, timeout: float | None, *, progress: boo
         shown.close()
     assert status is not None
     code = EXITS.get(status.status, TIMED_OUT)
-    if manner.json:
-        waited = round(monotonic() - began, 3)
-        manner.document({**lazy.client.document(status, handle.address), "code": code, "waited": waited})
-    else:
-        manner.note(f"session {status.session}: {closing(status, code, timeout)}")
+    waited = round(monotonic() - began, 3)
+    document = {**lazy.client.document(status, handle.address), "code": code, "waited": waited}
+    manner.result(document, f"session {status.session}: {closing(status, code, timeout)}")
     return code
 
 
@@ -169,27 +165,20 @@ class Block(Silent):
     """For a terminal."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._status: Status | None = None
-        self._first: tuple[float, int] | None = None
-        console = Console(file=sys.stderr, highlight=False)
-        self._live: Live = Live(self, console=console, refresh_per_second=8, transient=True)
+        self._live: Live | None = None
 
     def show(self, status: Status) -> None:
         self._status = status
-        if self._first is None:
+        if self._live is None:
             self._first = monotonic(), status.steps
+            self._live = lazy.live.block_on(sys.stderr, self._draw)
             self._live.start()
 
     def close(self) -> None:
-        self._live.stop()
+        if self._live is not None:
+            self._live.stop()
 
-    def __rich__(self) -> Any:  # Any: rich renders what it knows
-
-        assert self._status is not None
-        assert self._first is not None
+    def _draw(self) -> RenderableType:
         began, steps = self._first
         rate = (self._status.steps - steps) / max(monotonic() - began, 1e-6)
         return lazy.live.remote_block(self._status, rate)

@@ -6,21 +6,15 @@ prune, delete, clear    removal.py        copy, export, import, fork            
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
-from graflow_ckpt.cli import lazy, words
+from graflow_ckpt.cli import lazy, options, words
 from graflow_ckpt.cli.care.removal import clear, delete, prune
 from graflow_ckpt.cli.care.transfer import copy, export, fork, import_
 from graflow_ckpt.cli.care.upkeep import audit, backup, stats, sync, vacuum
-from graflow_ckpt.cli.options import (
-    common,
-    complete_places,
-    complete_remote,
-    complete_sessions,
-    found_store,
-    manner_of,
-    of_fleet,
-)
+from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.conditions import BadCondition, parse
 
 LIST = """\b
@@ -50,9 +44,7 @@ Examples:
 COLUMNS = ("path", "session", "workflow", "step", "status", "cause", "age", "size")
 
 
-@click.group(
-    "checkpoints", short_help="List, compare, copy and delete checkpoints; take one of a fleet's session."
-)
+@click.group("checkpoints")
 def command() -> None:
     """List, show, compare and verify checkpoints, take one of a fleet's session, copy them to another
     store, and delete what is not needed."""
@@ -63,136 +55,101 @@ for _command in (prune, delete, clear, stats, fork, copy, export, import_, audit
 
 
 @command.command("list", epilog=LIST)
-@click.argument("session", required=False, shell_complete=complete_sessions)
-@click.option(
-    "--session",
-    "its",
-    metavar="SESSION",
-    help="Only of this session, as without the option.",
-    shell_complete=complete_sessions,
-)
-@click.option("--workflow", metavar="NAME", help="Only of this workflow.")
-@click.option(
-    "--status", metavar="STATUS", help="Only of sessions that were running, completed, failed, … then."
-)
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N.")
-@found_store
-@common
+@click.argument("session", required=False, shell_complete=options.complete_sessions)
+@click.option("--session", "its", metavar="SESSION", shell_complete=options.complete_sessions,
+              help="Only of this session, as without the option.")  # fmt: skip
+@options.of_workflow
+@click.option("--status", metavar="STATUS",
+              help="Only of sessions that were running, completed, failed, … then.")  # fmt: skip
+@options.newest
+@options.found_store
+@options.common
 def list_(
-    ctx: click.Context,
+    manner: Manner,
     /,
     session: str | None,
     its: str | None,
-    workflow: str | None,
-    status: str | None,
     limit: int | None,
     store: str,
+    **wanted: str | None,
 ) -> int:
     """List checkpoints, the newest first.
 
     As their metadata describe them; whether that is true, `verify` finds out. The exit status is 1 if there
     are none of the session that is named.
     """
-
     if session and its:
         raise click.UsageError("Name one session.")
-    manner = manner_of(ctx)
-    rows = lazy.display.listing(store, limit, session=session or its, workflow=workflow, status=status)
-    if manner.json:
-        manner.document([row.document() for row in rows])
-    elif not rows:
-        more = " What there is: graflow-ckpt checkpoints stats." if workflow or status else ""
-        where = f"There are no such checkpoints in {store}; --store names another folder, or a server."
-        manner.note(where + more)
-    else:
-        table = [
-            (m.path, m.session_id, m.workflow, m.steps, m.status, m.cause,
-             words.age(words.seconds_since(m.created_at)), words.size(row.size))
-            for row in rows
-            for m in (row.metadata,)
-        ]  # fmt: skip
-        manner.table(COLUMNS, table, right=("step", "age", "size"))
+    rows = lazy.display.listing(store, limit, session=session or its, **wanted)
+    none = f"There are no such checkpoints in {store}; --store names another folder, or a server."
+    if any(wanted.values()):
+        none += " What there is: graflow-ckpt checkpoints stats."
+    cells, documents = [row.cells() for row in rows], [row.document() for row in rows]
+    manner.listing(documents, COLUMNS, cells, right=("step", "age", "size"), none=none)
     return 1 if not rows and (session or its) else 0
 
 
 @command.command("show", epilog=SHOW, short_help="Show what a checkpoint says of itself.")
-@click.argument("what", metavar="PATH|SESSION", shell_complete=complete_places)
-@found_store
-@common
-def show(ctx: click.Context, /, what: str, store: str) -> int:
+@click.argument("what", metavar="PATH|SESSION", shell_complete=options.complete_places)
+@options.found_store
+@options.common
+def show(manner: Manner, /, what: str, store: str) -> int:
     """Show what a checkpoint says of itself: metadata, control facts, sizes.
 
     Values are never shown, and what looks like a secret in the user's metadata is not either. The
     exit status is 1 if the checkpoint does not verify.
     """
-
-    manner = manner_of(ctx)
     document = lazy.display.describe(what, store)
-    if manner.json:
-        manner.document(document)
-    else:
-        for line in lazy.display.lines(document):
-            manner.say(line)
+    manner.result(document, lines=lazy.display.lines(document))
     return 0 if document["verdict"] == "good" else 1
 
 
 @command.command("verify", epilog=VERIFY, short_help="Check seals and digests of checkpoints.")
-@click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
+@options.places
 @click.option("--all", "everything", is_flag=True, help="All checkpoints of the store.")
-@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Any N of them, others each time.")
-@found_store
-@common
-def verify(
-    ctx: click.Context, /, what: tuple[str, ...], everything: bool, sample: int | None, store: str
-) -> int:
+@click.option("--sample", type=options.COUNT, metavar="N", help="Any N of them, others each time.")
+@options.found_store
+@options.common
+def verify(manner: Manner, /, what: tuple[str, ...], everything: bool, sample: int | None, store: str) -> int:
     """Check seals and digests of all three files of checkpoints; exit status 1 if any is bad.
 
     With --sample what is not named is taken from the whole store.
     """
-
     if bool(what) == everything and (what or sample is None):
         raise click.UsageError("Name sessions or checkpoints, or give --all.")
-    manner = manner_of(ctx)
     paths = lazy.display.paths_of(store, what)
     found = list(lazy.display.verdicts(lazy.display.any_of(paths, sample), show=not manner.json))
-    bad = sum(verdict.what == "bad" for verdict in found)
-    if manner.json:
-        manner.document([verdict.document() for verdict in found])
-    else:
-        if not found:
-            manner.note(f"There are no checkpoints in {store}; --store names another folder.")
-            return 0
-        rows = [(v.path, v.what, words.size(v.size) if v.size is not None else "", v.why) for v in found]
-        manner.table(("path", "verdict", "size", "why"), rows, right=("size",))
-        of = f" of {len(paths)}" if len(found) < len(paths) else ""
-        manner.note(f"{words.counted(len(found), 'checkpoint')}{of}, {bad} bad")
+    bad = sum(verdict.verdict == "bad" for verdict in found)
+    rows = [(v.path, v.verdict, words.size(v.size) if v.size is not None else "", v.why) for v in found]
+    of = f" of {len(paths)}" if len(found) < len(paths) else ""
+    manner.listing(
+        [asdict(verdict) for verdict in found],
+        ("path", "verdict", "size", "why"),
+        rows,
+        f"{words.counted(len(found), 'checkpoint')}{of}, {bad} bad",
+        right=("size",),
+        none=f"There are no checkpoints in {store}; --store names another folder.",
+    )
     return 1 if bad else 0
 
 
 @command.command("take", epilog=TAKE)
-@click.argument("session", shell_complete=complete_remote)
+@options.remote_session
 @click.option(
     "--portable", is_flag=True, help="With queue and values: to rewind, to fork, to keep elsewhere."
 )
 @click.option("--path", metavar="PATH", help="Where to write it, instead of the session's own store.")
-@of_fleet
-@common
-def take(ctx: click.Context, /, session: str, portable: bool, path: str | None) -> int:
+@options.of_fleet
+@options.common
+def take(manner: Manner, /, session: str, portable: bool, path: str | None) -> None:
     """Take a checkpoint of a fleet's session, now, from here. Its workers need not stop."""
-    manner = manner_of(ctx)
-    metadata = lazy.client.session_at(lazy.client.client_of(ctx, key=True), session).checkpoint(
-        portable=portable, path=path
+    handle = lazy.client.session_at(lazy.client.client_of(manner, key=True), session)
+    made = handle.checkpoint(portable=portable, path=path)
+    manner.result(
+        {"path": made.path, "session": session, "steps": made.steps, "portable": portable},
+        f"session {session} at step {made.steps}, {'portable' if portable else 'by reference'}",
+        out=made.path,
     )
-    if manner.json:
-        manner.document(
-            {"path": metadata.path, "session": session, "steps": metadata.steps, "portable": portable}
-        )
-    else:
-        manner.note(
-            f"session {session} at step {metadata.steps}, {'portable' if portable else 'by reference'}"
-        )
-        click.echo(metadata.path)
-    return 0
 
 
 DIFF = """\b
@@ -212,37 +169,31 @@ Examples:
 
 
 @command.command("diff", epilog=DIFF, short_help="Compare two checkpoints.")
-@click.argument("a", shell_complete=complete_places)
-@click.argument("b", shell_complete=complete_places)
-@found_store
-@common
-def diff(ctx: click.Context, /, a: str, b: str, store: str) -> int:
+@click.argument("a", shell_complete=options.complete_places)
+@click.argument("b", shell_complete=options.complete_places)
+@options.found_store
+@options.common
+def diff(manner: Manner, /, a: str, b: str, store: str) -> None:
     """Compare two checkpoints: tasks, code, metadata, and the values of the channel with their sizes.
 
     Values of plain types are shown in short, rows of numbers as small pictures; of others the size and
     whether they have changed. Names that look like secrets hide theirs. Each side is a path or a session.
     """
-
-    manner = manner_of(ctx)
     found = lazy.comparison.compared(store, a, b)
-    if manner.json:
-        manner.document(lazy.comparison.document(found))
-        return 0
-    for line in lazy.comparison.heads(found):
-        manner.say(line)
-    if found:
-        manner.table(lazy.comparison.COLUMNS, lazy.comparison.rows(found))
-    manner.note(f"values that differ: {len(found.values)}, that are the same: {len(found.same)}")
-    return 0
+    if not manner.json:
+        manner.result(None, lines=lazy.comparison.heads(found))
+    said = f"values that differ: {len(found.values)}, that are the same: {len(found.same)}"
+    rows = lazy.comparison.rows(found)
+    manner.listing(lazy.comparison.document(found), lazy.comparison.COLUMNS, rows, said)
 
 
 @command.command("bisect", epilog=BISECT, short_help="Find the first checkpoint in which EXPR is true.")
-@click.argument("session", shell_complete=complete_sessions)
+@click.argument("session", shell_complete=options.complete_sessions)
 @click.option("--bad", required=True, metavar="EXPR", help="What is so where something is wrong.")
 @click.option("--all", "everything", is_flag=True, help="Look at every checkpoint: it may come and go.")
-@found_store
-@common
-def bisect(ctx: click.Context, /, session: str, bad: str, everything: bool, store: str) -> int:
+@options.found_store
+@options.common
+def bisect(manner: Manner, /, session: str, bad: str, everything: bool, store: str) -> int:
     """Find the first checkpoint of a session in which EXPR is true, and what was done since the one before.
 
     EXPR sees the values of the channel by name, and: steps, status, sequence, metadata, tasks, results,
@@ -253,8 +204,7 @@ def bisect(ctx: click.Context, /, session: str, bad: str, everything: bool, stor
     try:
         condition = parse(bad)
     except BadCondition as error:
-        raise click.BadParameter(str(error), ctx, param_hint="--bad") from error
-    manner = manner_of(ctx)
+        raise click.BadParameter(str(error), param_hint="--bad") from error
     found, between = lazy.comparison.search(
         store, session, condition, everything=everything, watched=not manner.json
     )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -28,7 +28,7 @@ from graflow_ckpt.checkpoint.care.difference import (
 )
 from graflow_ckpt.checkpoint.values import inert
 from graflow_ckpt.cli import words
-from graflow_ckpt.cli.locate import by_session, checkpoint_path
+from graflow_ckpt.cli.locate import path_of
 from graflow_ckpt.cli.terminal import Document, Manner
 from graflow_ckpt.core.conditions import Condition
 from graflow_ckpt.core.errors import NoSession
@@ -46,7 +46,7 @@ def compared(store: str, before: str, after: str) -> Difference:
 
 
 def _held(store: str, what: str) -> Holdings:
-    path = checkpoint_path(what) or by_session(store, what).found.path
+    path = path_of(store, what)
     place = open_store_of(path)
     return holdings(place, Keyring.reading(shared=place.shared), path)
 
@@ -64,41 +64,30 @@ def heads(found: Difference) -> Iterator[str]:
 
 def rows(found: Difference) -> list[Sequence[str]]:
     """Return everything that differs, a line each."""
-    made: list[Sequence[str]] = []
-    for change in found.facts:
-        made.append(_row(change, _text(change.before), _text(change.after)))
-    for change in found.tasks:
-        made.append(_row(change, _text(change.before), _text(change.after), "task "))
-    for change in found.code:
-        made.append(_row(change, "", "", "code of "))
-    for change in redacted_changes(found.metadata):
-        made.append(_row(change, _text(change.before), _text(change.after), "metadata "))
-    for change in found.values:
-        made += _held_rows(change, "")
-    for change in found.results:
-        made += _held_rows(change, "result of ")
+    code = [replace(change, before=None, after=None) for change in found.code]
+    plain = (("", found.facts), ("task ", found.tasks), ("code of ", code),
+             ("metadata ", redacted_changes(found.metadata)))  # fmt: skip
+    made = [_row(one, _text(one.before), _text(one.after), prefix) for prefix, them in plain for one in them]
+    for prefix, changes in (("", found.values), ("result of ", found.results)):
+        for change in changes:
+            made += [_held_row(change, prefix), *(_held_row(one, "  ") for one in _inside(change))]
     return made
 
 
-def _row(change: Change, before: str, after: str, prefix: str = "", by: str = "") -> Sequence[str]:
+def _row(change: Change, before: str, after: str, prefix: str, by: str = "") -> Sequence[str]:
     return (prefix + change.name, f"{_MARKS[change.what]} {change.what}", before, after, by)
-
-
-def _held_rows(change: Change, prefix: str) -> Iterator[Sequence[str]]:
-    yield _held_row(change, prefix)
-    if is_secret(change.name):
-        return
-    for one in inner(change):
-        yield _held_row(one, "  ")
 
 
 def _held_row(change: Change, prefix: str) -> Sequence[str]:
     old: HeldValue | None = change.before
     new: HeldValue | None = change.after
-    before = shown(change.name, old) if old is not None else ""
-    after = shown(change.name, new) if new is not None else ""
     by = change_of(old, new) if old is not None and new is not None else ""
-    return _row(change, before, after, prefix, by)
+    return _row(change, _shown(change.name, old) or "", _shown(change.name, new) or "", prefix, by)
+
+
+def _inside(change: Change) -> Iterable[Change]:
+    """Return what has changed inside of a value, unless it is a secret."""
+    return () if is_secret(change.name) else inner(change)
 
 
 def _text(value: Any) -> str:
@@ -119,10 +108,10 @@ def document(found: Difference) -> Document:
     return {
         "a": _side(found.before),
         "b": _side(found.after),
-        "facts": _plain(found.facts),
-        "tasks": _plain(found.tasks),
+        "facts": [asdict(one) for one in found.facts],
+        "tasks": [asdict(one) for one in found.tasks],
         "code": [{"name": one.name, "what": one.what} for one in found.code],
-        "metadata": _plain(list(redacted_changes(found.metadata))),
+        "metadata": [asdict(one) for one in redacted_changes(found.metadata)],
         "values": [_values(one) for one in found.values],
         "results": [_values(one) for one in found.results],
         "same": list(found.same),
@@ -132,47 +121,30 @@ def document(found: Difference) -> Document:
 def _side(side: Holdings) -> Document:
     meta = side.found.metadata
     return {
-        "path": side.found.path,
-        "checkpoint_id": meta.checkpoint_id,
-        "session": meta.session_id,
-        "steps": meta.steps,
-        "status": meta.status,
-        "created_at": meta.created_at,
-    }
-
-
-def _plain(changes: Sequence[Change]) -> list[Document]:
-    return [{"name": one.name, "what": one.what, "before": one.before, "after": one.after} for one in changes]
+        "path": side.found.path, "checkpoint_id": meta.checkpoint_id, "session": meta.session_id,
+        "steps": meta.steps, "status": meta.status, "created_at": meta.created_at,
+    }  # fmt: skip
 
 
 def _values(change: Change) -> Document:
-    sides = {"before": change.before, "after": change.after}
-    told: Document = {"name": change.name, "what": change.what}
-    for side, held in sides.items():
-        told[side] = None if held is None else _value(change.name, held)
-    told["inside"] = (
-        []
-        if is_secret(change.name)
-        else [
-            {
-                "name": one.name,
-                "what": one.what,
-                "before": _shown(one, "before"),
-                "after": _shown(one, "after"),
-            }
-            for one in inner(change)
-        ]
-    )
-    return told
+    inside = [
+        {"name": one.name, "what": one.what, "before": _shown(one.name, one.before),
+         "after": _shown(one.name, one.after)} for one in _inside(change)
+    ]  # fmt: skip
+    return {
+        "name": change.name, "what": change.what, "before": _value(change.name, change.before),
+        "after": _value(change.name, change.after), "inside": inside,
+    }  # fmt: skip
 
 
-def _shown(change: Change, side: str) -> str | None:
-    held = getattr(change, side)
-    return None if held is None else shown(change.name, held)
+def _shown(name: str, held: HeldValue | None) -> str | None:
+    return None if held is None else shown(name, held)
 
 
-def _value(name: str, held: HeldValue) -> Document:
+def _value(name: str, held: HeldValue | None) -> Document | None:
     """Return the value itself only where it is a number, or a text as it would be shown."""
+    if held is None:
+        return None
     kept = {"kind": held.kind, "plain": held.plain, "size": held.size, "digest": held.digest}
     return kept | {"shown": shown(name, held)}
 
@@ -224,16 +196,12 @@ def bisected_document(session: str, expression: str, found: Bisected, between: D
         "session": session,
         "bad": expression,
         "checkpoints": found.cuts,
-        "first_bad": _verdict(found.first_bad),
-        "last_good": _verdict(found.last_good),
+        "first_bad": found.first_bad and asdict(found.first_bad),
+        "last_good": found.last_good and asdict(found.last_good),
         "looked_at": [asdict(verdict) for verdict in found.looked_at],
         "damaged": [{"path": path, "why": str(error)} for path, error in found.damaged],
         "between": document(between) if between is not None else None,
     }
-
-
-def _verdict(verdict: Verdict | None) -> Any:  # JSON
-    return None if verdict is None else asdict(verdict)
 
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from graflow_ckpt.cli import options
 from graflow_ckpt.cli.app import app
-from graflow_ckpt.cli.options import common, manner_of
+from graflow_ckpt.cli.terminal import Manner
 
 VARIABLE = "_GRAFLOW_CKPT_COMPLETE"
 PLACES = {
@@ -21,10 +22,10 @@ Examples:
 """
 
 
-@click.command("completion", epilog=EXAMPLES, short_help="Print the completion script of a shell.")
+@click.command("completion", epilog=EXAMPLES)
 @click.argument("shell", type=click.Choice(list(PLACES)))
-@common
-def command(ctx: click.Context, /, shell: str) -> int:
+@options.common
+def command(manner: Manner, /, shell: str) -> None:
     """Print the completion script of a shell, and say where to put it.
 
     It completes commands, options, session ids and the paths of checkpoints.
@@ -34,10 +35,5 @@ def command(ctx: click.Context, /, shell: str) -> int:
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(app, {}, "graflow-ckpt", VARIABLE).source()
-    manner = manner_of(ctx)
-    if manner.json:
-        manner.document({"shell": shell, "script": script, "place": PLACES[shell]})
-        return 0
-    click.echo(script)
-    manner.note(f"put this into {PLACES[shell]}")
-    return 0
+    document = {"shell": shell, "script": script, "place": PLACES[shell]}
+    manner.result(document, f"put this into {PLACES[shell]}", out=script)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -17,26 +16,21 @@ from graflow_ckpt.checkpoint.care.inventory import Census, Count, Inventory, cen
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, parse
 from graflow_ckpt.checkpoint.retention import Cut, bytes_of
 from graflow_ckpt.cli import words
-from graflow_ckpt.cli.locate import by_session, checkpoint_path, neither, no_checkpoint
-from graflow_ckpt.cli.terminal import along
+from graflow_ckpt.cli.locate import checkpoint_path, is_path, neither, path_of
+from graflow_ckpt.cli.terminal import counter
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.redaction import redacted, redacted_argv
 from graflow_ckpt.stores import open_store, open_store_of, store_of
 from graflow_ckpt.stores.around.encodings import PRIVATE, Metas
 from graflow_ckpt.stores.around.keys import Keyring
 
-_field = words.field
 _LISTED = 12  # tasks, before it becomes a number
 
 
 def describe(what: str, store: str | None = None) -> Document:
     """Describe metadata and control facts; whether they verify is in `verdict` and `why`. `what`: a path, or
     a session of the store, if one is given: its newest good checkpoint."""
-    path = checkpoint_path(what)
-    if path is None and store is not None and os.sep not in what and not what.endswith(".pkl"):
-        path = by_session(store, what).found.path
-    if path is None:
-        raise no_checkpoint(what)
+    path = path_of(store, what)
     place = open_store_of(path)
     raw = place.meta(path)
     meta = parse(path, raw, ".meta.json")
@@ -73,49 +67,38 @@ def _size(part: object) -> int | None:
 def lines(document: Document) -> Iterator[str]:
     """Yield the same as lines of text."""
     meta, state = document["meta"], document["state"]
-    yield document["path"]
-    yield _field("verdict", document["verdict"] + (f": {document['why']}" if document["why"] else ""))
-    yield _field("session", f"{meta.get('session_id')} of workflow {meta.get('workflow')}")
-    yield _field(
-        "status", f"{meta.get('status')} at step {meta.get('steps')}, saved because of: {meta.get('cause')}"
-    )
     made = str(meta.get("created_at", ""))
-    yield _field("made", f"{made} ({words.age(words.seconds_since(made))} ago)")
-    yield _field(
-        "place", f"sequence {meta.get('sequence')}, epoch {meta.get('epoch')}, parent {meta.get('parent')}"
+    sizes = (f"{name} {words.size(size)}" for name, size in meta["sizes"].items())
+    status = f"{meta.get('status')} at step {meta.get('steps')}, saved because of: {meta.get('cause')}"
+    place = f"sequence {meta.get('sequence')}, epoch {meta.get('epoch')}, parent {meta.get('parent')}"
+    user = meta["user_metadata"]
+    yield document["path"]
+    yield from words.fields(
+        ("verdict", document["verdict"] + (f": {document['why']}" if document["why"] else "")),
+        ("session", f"{meta.get('session_id')} of workflow {meta.get('workflow')}"),
+        ("status", status),
+        ("made", f"{made} ({words.age(words.seconds_since(made))} ago)"),
+        ("place", place),
+        ("host", str(meta.get("host") or "?")),
+        ("program", str(meta.get("file") or "?")),
+        ("command", shlex.join(meta["argv"]) or "?"),
+        ("key", str(meta.get("key_id") or "none: it has no seal")),
+        ("written by", f"graflow_ckpt {meta.get('library')}, Python {meta.get('python')}"),
+        ("sizes", ", ".join(sizes) or "?"),
+        ("metadata", json.dumps(user, ensure_ascii=False) if user else ""),
+        ("inputs", ", ".join(meta.get("inputs") or ())),
+        *(_facts(state) if state else ()),
     )
-    yield from origin(meta)
-    sizes = ", ".join(f"{name} {words.size(size)}" for name, size in meta["sizes"].items())
-    yield _field("sizes", sizes or "?")
-    if meta["user_metadata"]:
-        yield _field("metadata", json.dumps(meta["user_metadata"], ensure_ascii=False))
-    if meta.get("inputs"):
-        yield _field("inputs", ", ".join(meta["inputs"]))
-    if state:
-        yield from _facts(state)
 
 
-def origin(meta: Document) -> Iterator[str]:
-    """Yield which program says to have written it."""
-    yield _field("host", str(meta.get("host") or "?"))
-    yield _field("program", str(meta.get("file") or "?"))
-    yield _field("command", shlex.join(meta["argv"]) or "?")
-    yield _field("key", str(meta.get("key_id") or "none: it has no seal"))
-    yield _field("written by", f"graflow_ckpt {meta.get('library')}, Python {meta.get('python')}")
-
-
-def _facts(state: Document) -> Iterator[str]:
-    yield _field("completed", _listed(state["completed_tasks"]))
-    yield _field("pending", _listed([_spec(spec) for spec in state["pending_tasks"]]))
-    if state["cycle_counts"]:
-        yield _field("cycles", ", ".join(f"{task} {count}" for task, count in state["cycle_counts"].items()))
-    if state["skipped"]:
-        yield _field("skipped", _listed(list(state["skipped"])))
+def _facts(state: Document) -> Iterator[tuple[str, str]]:
     waiting = [f"{name} ({gate[2]} of {gate[0]})" for name, gate in state["gates"].items()]
-    if waiting:
-        yield _field("joins", _listed(waiting))
-    for task, error in state["errors"].items():
-        yield _field("error", f"{task}: {error}")
+    yield "completed", words.listed(state["completed_tasks"], _LISTED) or "none"
+    yield "pending", words.listed([_spec(spec) for spec in state["pending_tasks"]], _LISTED) or "none"
+    yield "cycles", ", ".join(f"{task} {count}" for task, count in state["cycle_counts"].items())
+    yield "skipped", words.listed(list(state["skipped"]), _LISTED)
+    yield "joins", words.listed(waiting, _LISTED)
+    yield from (("error", f"{task}: {error}") for task, error in state["errors"].items())
 
 
 def _spec(spec: Document) -> str:
@@ -128,11 +111,6 @@ def _spec(spec: Document) -> str:
         size = f", {words.size(data['size'])}" if "size" in data else ""
         notes.append(f"data: {data['type']}{size}")
     return f"{name} ({'; '.join(notes)})" if notes else name
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return (", ".join(names[:_LISTED]) + more) or "none"
 
 
 _UNREADABLE = "unreadable"
@@ -151,6 +129,11 @@ class Listed:
         found["user_metadata"] = redacted(found["user_metadata"])
         found["argv"] = redacted_argv([str(word) for word in found["argv"]])
         return {**found, "size": self.size}
+
+    def cells(self) -> tuple[object, ...]:
+        m = self.metadata
+        age = words.age(words.seconds_since(m.created_at))
+        return m.path, m.session_id, m.workflow, m.steps, m.status, m.cause, age, words.size(self.size)
 
 
 def listing(store: str, limit: int | None = None, **wanted: str | None) -> list[Listed]:
@@ -191,15 +174,10 @@ class CheckpointVerdict:
     """The verdict of one checkpoint."""
 
     path: str
-    what: str  # good or bad
+    verdict: str  # good or bad
     error: str = ""  # the name of the error
     why: str = ""
     size: int | None = None  # of its values
-
-    def document(self) -> Document:
-        found = asdict(self)
-        found["verdict"] = found.pop("what")
-        return found
 
 
 def paths_of(store: str, what: Sequence[str]) -> list[str]:
@@ -217,7 +195,7 @@ def paths_of(store: str, what: Sequence[str]) -> list[str]:
 
 
 def _of_session(store: str, name: str) -> Iterator[tuple[str, bytes]]:
-    return iter(()) if os.sep in name or name.endswith(".pkl") else open_store(store).list(name)
+    return iter(()) if is_path(name) else open_store(store).list(name)
 
 
 def any_of(paths: Sequence[str], count: int | None) -> Sequence[str]:
@@ -230,14 +208,16 @@ def any_of(paths: Sequence[str], count: int | None) -> Sequence[str]:
 def verdicts(paths: Sequence[str], *, show: bool) -> Iterator[CheckpointVerdict]:
     """Yield the verdicts; each checkpoint is read once, from end to end."""
     opened = cache(open_store)
-    for path in along(paths, "verifying", show=show and len(paths) > 1):
-        try:
-            store = opened(store_of(path))
-            _, size = archive.check(store, Keyring.for_store(store), path)
-        except CheckpointError as error:
-            yield CheckpointVerdict(path, "bad", type(error).__name__, str(error))
-        else:
-            yield CheckpointVerdict(path, "good", size=size)
+    with counter("verifying", len(paths), show=show and len(paths) > 1) as seen:
+        for path in paths:
+            try:
+                store = opened(store_of(path))
+                _, size = archive.check(store, Keyring.for_store(store), path)
+            except CheckpointError as error:
+                yield CheckpointVerdict(path, "bad", type(error).__name__, str(error))
+            else:
+                yield CheckpointVerdict(path, "good", size=size)
+            seen(path)
 
 
 # --- a census ------------------------------------------------------------------------------
@@ -266,30 +246,30 @@ def census_document(found: Census) -> Document:
     }
 
 
-def census_rows(found: Census) -> list[tuple[str, ...]]:
+def census_rows(found: Census) -> list[tuple[object, ...]]:
     """Return one row for each workflow; the last one for all, if there are several."""
     made = [_row(name or "-", count) for name, count in found.workflows.items()]
     return made if len(made) < 2 else [*made, _row("all", found.total)]
 
 
 def census_lines(found: Census) -> Iterator[str]:
-    yield _field("ages", ", ".join(f"{name}: {count}" for name, count in found.ages.items()))
-    yield _field("statuses", ", ".join(f"{name} {count}" for name, count in found.statuses.items()))
-    yield _field("made", f"{found.requested} asked for by tasks, {found.automatic} automatic")
-    for name in ("oldest", "newest", "largest"):
-        cut: Cut | None = getattr(found.total, name)
-        if cut is not None:
-            what = words.size(bytes_of([cut])) if name == "largest" else _age(cut)
-            yield _field(name, f"{cut.path} ({what})")
-    for cut in found.unreadable:
-        yield _field("unreadable", cut.path)
+    total = found.total
+    known = [(name, cut, _age(cut)) for name, cut in (("oldest", total.oldest), ("newest", total.newest))]
+    known.append(("largest", total.largest, words.size(bytes_of([total.largest] if total.largest else []))))
+    yield from words.fields(
+        ("ages", ", ".join(f"{name}: {count}" for name, count in found.ages.items())),
+        ("statuses", ", ".join(f"{name} {count}" for name, count in found.statuses.items())),
+        ("made", f"{found.requested} asked for by tasks, {found.automatic} automatic"),
+        *((name, f"{cut.path} ({what})") for name, cut, what in known if cut is not None),
+        *(("unreadable", cut.path) for cut in found.unreadable),
+    )
 
 
-def _row(name: str, count: Count) -> tuple[str, ...]:
+def _row(name: str, count: Count) -> tuple[object, ...]:
     largest = bytes_of([count.largest]) if count.largest is not None else 0
     return (
-        name, str(count.sessions), str(count.checkpoints), words.size(count.size),
-        _age(count.oldest), _age(count.newest), words.size(largest),
+        name, count.sessions, count.checkpoints, words.size(count.size), _age(count.oldest),
+        _age(count.newest), words.size(largest),
     )  # fmt: skip
 
 
@@ -303,12 +283,11 @@ def _count(count: Count) -> Document:
 def _cut(cut: Cut | None) -> Document | None:
     if cut is None:
         return None
-    timed = cut.created < float("inf")
-    made = datetime.fromtimestamp(cut.created, UTC).isoformat() if timed else None
-    age = max(0.0, time.time() - cut.created) if timed else None
-    size = bytes_of([cut])
-    return {"path": cut.path, "session": cut.session, "created_at": made, "age": age, "bytes": size}
+    age = words.seconds_ago(cut.created)
+    made = None if age is None else datetime.fromtimestamp(cut.created, UTC).isoformat()
+    document: Document = {"path": cut.path, "session": cut.session, "created_at": made, "age": age}
+    return document | {"bytes": bytes_of([cut])}
 
 
 def _age(cut: Cut | None) -> str:
-    return words.age(max(0.0, time.time() - cut.created) if cut is not None else None)
+    return words.age(None if cut is None else words.seconds_ago(cut.created))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
-from graflow_ckpt.cli import lazy
-from graflow_ckpt.cli.options import common, configured, fleet, manner_of, named, store, with_fleet
-from graflow_ckpt.cli.terminal import ExaminedRow
-from graflow_ckpt.config.sources import BadSetting
-from graflow_ckpt.core.errors import PackageMissing
+from graflow_ckpt.cli import lazy, options
+from graflow_ckpt.cli.terminal import Manner
+from graflow_ckpt.core.errors import BadSetting, PackageMissing
 from graflow_ckpt.frontends.door import needed
 
 EXAMPLES = """\b
@@ -17,32 +17,27 @@ Examples:
   graflow-ckpt doctor --store /mnt/shared/checkpoints --json
   graflow-ckpt doctor --url redis://host:6379/0    the fleet only
 """
+COLUMNS = ("what", "verdict", "found")
 
 
-@click.command(
-    "doctor", epilog=EXAMPLES, short_help="What is installed, writable and safe here, and reached."
-)
-@store
-@fleet
-@common
-def command(ctx: click.Context, /, store: str) -> int:
+@click.command("doctor", epilog=EXAMPLES)
+@options.store
+@options.fleet
+@options.common
+def command(manner: Manner, /, store: str) -> int:
     """Say what is installed, writable and safe here.
 
     Of a fleet that is set up also: how its server keeps what it is told, whether there is a key, which
     workers there are, and which tasks none of them can work on. The exit status is 1 if something would
     keep a session from being saved or resumed.
     """
-
-    manner = manner_of(ctx)
-    findings = [] if named(ctx) else lazy.examination.examine(store)
+    findings = [] if options.named(manner) else lazy.examination.examine(store)
     try:
         with needed():
-            if configured(ctx):
-                findings += lazy.examination.examine_fleet(with_fleet(ctx))
+            if options.configured(manner):
+                findings += lazy.examination.examine_fleet(options.with_fleet(manner))
     except (BadSetting, PackageMissing) as error:
-        findings.append(ExaminedRow("settings", "bad", str(error)))
-    if manner.json:
-        manner.document([finding.document() for finding in findings])
-    else:
-        manner.table(("what", "verdict", "found"), [(f.what, f.verdict, f.found) for f in findings])
+        findings.append(lazy.examination.ExaminedRow("settings", "bad", str(error)))
+    documents = [asdict(finding) for finding in findings]
+    manner.listing(documents, COLUMNS, [tuple(document.values()) for document in documents])
     return 1 if any(finding.verdict == "bad" for finding in findings) else 0

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from graflow_ckpt.checkpoint.care import inventory
 from graflow_ckpt.checkpoint.seals import key_storage_warning
 from graflow_ckpt.cli import lazy, words
-from graflow_ckpt.cli.terminal import ExaminedRow
+from graflow_ckpt.config.settings import FleetSettings
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, PackageMissing, ServerError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.addresses import masked
@@ -33,7 +34,6 @@ from graflow_ckpt.stores.names import facts_in
 from graflow_ckpt.stores.prefixes import unwrapped
 
 if TYPE_CHECKING:
-    from graflow_ckpt.config.settings import Resolved
     from graflow_ckpt.fleet.client import Client
     from graflow_ckpt.fleet.health import PoolFacts
     from graflow_ckpt.links.redis import RedisLink
@@ -49,38 +49,46 @@ NETWORK = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ExaminedRow:
+    """One thing that was looked at."""
+
+    what: str
+    verdict: str  # ok, warning, bad
+    found: str
+
+
 def examine(store: str) -> list[ExaminedRow]:
     """Look at what is installed, and at a store and its key; nothing is written to it."""
     place = open_store(store)
     if place.shared:
-        key = _keys("key", partial(Keyring.for_store, place))
-        return [*_versions(), *_server(place), *_waiting(place), key, *encryption(place)]
-    return [*_versions(), *_store(store), *_waiting(place), *_key(store), *encryption(place)]
+        key = [_keys("key", partial(Keyring.for_store, place))]
+        return [*_versions(), *_server(place), *_waiting(place), *key, *encryption(place)]
+    return [*_versions(), *_store(place), *_waiting(place), *_key(place), *encryption(place)]
 
 
 def _versions() -> Iterator[ExaminedRow]:
     from graflow_ckpt import __version__
 
     yield ExaminedRow("graflow_ckpt", "ok", __version__)
-    version = platform.python_version()
-    yield ExaminedRow(
-        "python", "ok" if sys.version_info >= (3, 11) else "bad", f"{version} ({sys.executable})"
-    )
+    recent = "ok" if sys.version_info >= (3, 11) else "bad"
+    yield ExaminedRow("python", recent, f"{platform.python_version()} ({sys.executable})")
     for name in LIBRARIES:
         try:
             yield ExaminedRow(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:
-            needed = name not in OPTIONAL
-            yield ExaminedRow(
-                name, "bad" if needed else "ok", "not installed" + ("" if needed else " (optional)")
-            )
+            optional = name in OPTIONAL
+            said = f"not installed{' (optional)' if optional else ''}"
+            yield ExaminedRow(name, "ok" if optional else "bad", said)
 
 
 # --- the store -----------------------------------------------------------------------------
 
+Finding = tuple[str, str]
+"""A verdict, and what was found."""
 
-def _store(store: str) -> Iterator[ExaminedRow]:
-    place = open_store(store)
+
+def _store(place: CheckpointStore) -> Iterator[ExaminedRow]:
     folder = folder_on_disk(place)
     there = os.path.isdir(folder)
     try:
@@ -91,13 +99,12 @@ def _store(store: str) -> Iterator[ExaminedRow]:
     except CheckpointError as error:
         yield ExaminedRow("store", "bad", str(error))
         return
-    yield ExaminedRow(
-        "store", "ok", f"{folder} is writable" if there else f"{folder} will be made by the first save"
-    )
+    said = "is writable" if there else "will be made by the first save"
+    yield ExaminedRow("store", "ok", f"{folder} {said}")
     if there:
-        yield _modes(folder)
+        yield ExaminedRow("store modes", *_modes(folder))
     yield from _database(place)
-    yield _kind(folder)
+    yield ExaminedRow("file system", *_kind(folder))
 
 
 def _database(place: CheckpointStore) -> Iterator[ExaminedRow]:
@@ -111,42 +118,37 @@ def _database(place: CheckpointStore) -> Iterator[ExaminedRow]:
         yield ExaminedRow("database", "warning", f"{file_of(url)} has {size:.0f} MB: {todo}")
 
 
-def _modes(folder: str) -> ExaminedRow:
+def _modes(folder: str) -> Finding:
     found = os.stat(folder)
     mode = stat.S_IMODE(found.st_mode)
     said = f"mode {mode:04o}, owner {found.st_uid}"
     if mode & stat.S_IWOTH:
-        return ExaminedRow(
-            "store modes", "bad", f"{said}: every user can write checkpoints there (chmod o-w {folder})"
-        )
+        return "bad", f"{said}: every user can write checkpoints there (chmod o-w {folder})"
     if found.st_uid not in (os.geteuid(), 0):
-        return ExaminedRow("store modes", "warning", f"{said}: another user can replace what is in it")
+        return "warning", f"{said}: another user can replace what is in it"
     if mode & 0o077:
-        return ExaminedRow("store modes", "warning", f"{said}: others can look into it (chmod 700 {folder})")
-    return ExaminedRow("store modes", "ok", said)
+        return "warning", f"{said}: others can look into it (chmod 700 {folder})"
+    return "ok", said
 
 
-def _kind(folder: str) -> ExaminedRow:
+def _kind(folder: str) -> Finding:
     kind = file_system(folder)
     temporary = os.path.realpath(tempfile.gettempdir())
-    inside = os.path.realpath(folder).startswith(temporary + os.sep)
     if kind in MEMORY:
-        return ExaminedRow("file system", "warning", f"{kind}: in memory, gone with the next boot")
+        return "warning", f"{kind}: in memory, gone with the next boot"
     if kind in NETWORK:
-        said = f"{kind}: a network file system; locks and syncs are only as good as its server's"
-        return ExaminedRow("file system", "warning", said)
-    if inside:
-        return ExaminedRow(
-            "file system", "warning", f"{temporary} is cleaned up by the system: not for what must last"
-        )
-    return ExaminedRow("file system", "ok", kind or "not known")
+        return "warning", f"{kind}: a network file system; locks and syncs are only as good as its server's"
+    if os.path.realpath(folder).startswith(temporary + os.sep):
+        return "warning", f"{temporary} is cleaned up by the system: not for what must last"
+    return "ok", kind or "not known"
 
 
 def _server(place: CheckpointStore) -> Iterator[ExaminedRow]:
     """Check how a store on a server is set up, as far as it says."""
     try:
         place.probe()
-        found = list(_redis(unwrapped(place.url)))
+        url = unwrapped(place.url)
+        found = list(_server_at("server", lazy.redis_links.open_link(url)) if is_redis(url) else ())
     except (CheckpointError, ServerError) as error:
         yield ExaminedRow("store", "bad", str(error))
         return
@@ -154,14 +156,6 @@ def _server(place: CheckpointStore) -> Iterator[ExaminedRow]:
     yield from found
     kept = "on its disk when it is confirmed" if place.synced else "accepted, and on its disk later if at all"
     yield ExaminedRow("saves", "ok" if place.synced else "warning", f"a checkpoint is {kept}")
-
-
-def _redis(url: str) -> Iterator[ExaminedRow]:
-    """Check how a server is set up, if it is one that says so."""
-    if not is_redis(url):
-        return
-
-    yield from _server_at("server", lazy.redis_links.open_link(url))
 
 
 def _waiting(place: CheckpointStore) -> Iterator[ExaminedRow]:
@@ -172,11 +166,9 @@ def _waiting(place: CheckpointStore) -> Iterator[ExaminedRow]:
             yield ExaminedRow("fallback", "ok", f"nothing waits in {where}")
         else:
             sessions = ", ".join(sorted({entry.session for entry in waits}))
-            said = (
-                f"{words.counted(len(waits), 'checkpoint')} of {sessions} in {where}; handed over by the next"
-            )
+            said = f"{words.counted(len(waits), 'checkpoint')} of {sessions} in {where}; handed over by the"
             sync = f"graflow-ckpt checkpoints sync --store '{masked(place.url)}'"
-            yield ExaminedRow("fallback", "warning", f"{said} run of each session, or by: {sync}")
+            yield ExaminedRow("fallback", "warning", f"{said} next run of each session, or by: {sync}")
         if aside := list(entries(refused)):
             said = f"{words.counted(len(aside), 'checkpoint')} in {refused.folder}, and not needed"
             yield ExaminedRow("fallback refused", "warning", f"{said}: another process had continued")
@@ -204,7 +196,7 @@ def existing(folder: str) -> str:
 # --- the key -------------------------------------------------------------------------------
 
 
-def _key(store: str) -> Iterator[ExaminedRow]:
+def _key(place: CheckpointStore) -> Iterator[ExaminedRow]:
     where = str(local_key_path()) if uses_local_key() else "set in the environment"
     if uses_local_key() and not os.path.exists(local_key_path()):
         yield ExaminedRow("key", "ok", f"none yet; {where} will be made by the first save")
@@ -212,8 +204,7 @@ def _key(store: str) -> Iterator[ExaminedRow]:
         yield (found := _keys("key", Keyring.load, f" ({where})"))
         if found.verdict == "bad":
             return
-    warning = key_storage_warning(folder_on_disk(open_store(store)))
-    if warning:
+    if warning := key_storage_warning(folder_on_disk(place)):
         yield ExaminedRow("key storage", "warning", warning)
 
 
@@ -225,10 +216,8 @@ def encryption(place: CheckpointStore) -> Iterator[ExaminedRow]:
         yield ExaminedRow("encryption", "ok", "with the key that the first save makes")
         return
     try:
-        keys, ids = (
-            Counter(key_in(facts_in(raw)) for _, raw in place.list()),
-            [*Keyring.for_store(place).opening],
-        )
+        keys = Counter(key_in(facts_in(raw)) for _, raw in place.list())
+        ids = [*Keyring.for_store(place).opening]
     except GraflowError as error:
         yield ExaminedRow("encryption", "bad", str(error))
         return
@@ -244,28 +233,29 @@ def encryption(place: CheckpointStore) -> Iterator[ExaminedRow]:
 
 # --- a fleet -------------------------------------------------------------------------------
 
-LATE = 5.0  # seconds after which a pool should have given a sign of life
 RQ = ((2, 9), (3,))  # from, and below
 _VERDICTS = {"ok": "ok", "warning": "warning", "error": "bad"}
 
 
-def examine_fleet(resolved: Resolved) -> Iterator[ExaminedRow]:
+def examine_fleet(settings: FleetSettings) -> Iterator[ExaminedRow]:
     """Check all of it, as far as it can be reached."""
-    yield ExaminedRow("settings", "ok", resolved.file or "of the environment, no file")
+    yield ExaminedRow("settings", "ok", settings.given.file or "of the environment, no file")
     for name in unknown():
         yield ExaminedRow("settings", "warning", f"{name} is set, and nothing reads it")
     yield _fleet_key()
 
     try:
-        client = lazy.client.connect(resolved)
+        client = lazy.client.connect(settings)
     except (ServerError, PackageMissing) as error:
         yield ExaminedRow("server", "bad", str(error))
         return
     except CheckpointError:  # the key, which has been told already
         return
-    yield from _servers(client, resolved)
+    yield from _server_at("server", client.link)
+    if settings.rq_url:
+        yield from _server_at("rq server", lazy.redis_links.open_link(settings.rq_url))
     yield from _rights(client)
-    yield _rq()
+    yield ExaminedRow("rq", *_rq(metadata.version("rq")))
     yield from _work(client)
 
 
@@ -274,12 +264,6 @@ def _fleet_key() -> ExaminedRow:
         said = "none is set, so nothing can be submitted or run: GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE"
         return ExaminedRow("fleet key", "bad", said)
     return _keys("fleet key", partial(Keyring.load, local=False))
-
-
-def _servers(client: Client, resolved: Resolved) -> Iterator[ExaminedRow]:
-    yield from _server_at("server", client.link)
-    if resolved.rq_url is not None:
-        yield from _server_at("rq server", lazy.redis_links.open_link(resolved.rq_url))
 
 
 def _server_at(what: str, link: RedisLink) -> Iterator[ExaminedRow]:
@@ -301,14 +285,13 @@ def _rights(client: Client) -> Iterator[ExaminedRow]:
         yield ExaminedRow("rights", "warning", said)
 
 
-def _rq() -> ExaminedRow:
-    version = metadata.version("rq")
+def _rq(version: str) -> Finding:
     number = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if number < RQ[0]:
-        return ExaminedRow("rq", "bad", f"{version} is too old: pip install -U 'rq>=2.9,<3'")
+        return "bad", f"{version} is too old: pip install -U 'rq>=2.9,<3'"
     if number >= RQ[1]:
-        return ExaminedRow("rq", "warning", f"{version}; from 2.9 on and below 3 is what this is tested with")
-    return ExaminedRow("rq", "ok", version)
+        return "warning", f"{version}; from 2.9 on and below 3 is what this is tested with"
+    return "ok", version
 
 
 def _work(client: Client) -> Iterator[ExaminedRow]:
@@ -335,6 +318,6 @@ def _work(client: Client) -> Iterator[ExaminedRow]:
 def _pool(pool: PoolFacts) -> ExaminedRow:
     n = words.counted(len(pool.workers), "worker")
     said = f"{pool.pool}: {n} on {', '.join(pool.queues)}, {pool.version}, Python {pool.python}"
-    if pool.age > LATE:
+    if pool.age > lazy.outlook.LATE:
         return ExaminedRow("workers", "warning", f"{said}; no sign of life for {pool.age:.0f} s")
     return ExaminedRow("workers", "ok", f"{said}{', draining' if pool.draining else ''}")

@@ -6,9 +6,9 @@ import os
 
 import click
 
-from graflow_ckpt.cli.options import common, fleet, manner_of, settings
-from graflow_ckpt.cli.terminal import Document
-from graflow_ckpt.config.sources import Origin
+from graflow_ckpt.cli import options
+from graflow_ckpt.cli.terminal import Document, Manner
+from graflow_ckpt.config.settings import Origin
 from graflow_ckpt.core.redaction import HIDDEN
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.links.environment import ALONE, NAMES, unknown, variable
@@ -24,18 +24,17 @@ OTHERS = ("WORKFLOW_CHECKPOINT_BACKEND", "WORKFLOW_CHECKPOINT_DSN", "USE_SQLITE_
 _SECRET = ("fernet_key",)
 
 
-@click.command("settings", epilog=EXAMPLES, short_help="Show what is set, and where it comes from.")
-@fleet
-@common
-def command(ctx: click.Context, /) -> int:
+@click.command("settings", epilog=EXAMPLES)
+@options.fleet
+@options.common
+def command(manner: Manner, /) -> None:
     """Show the settings as they count here, and whether a flag, the environment or a file says so.
 
     Neither a password nor a key is shown. The exit status is 2 if a setting cannot be.
     """
-    manner = manner_of(ctx)
-    resolved = settings(ctx)
+    found = options.resolved(manner)
     rows: list[Document] = [
-        {"setting": name, "value": resolved.shown(name), **_origin(resolved.origin(name))} for name in NAMES
+        {"setting": name, "value": found.shown(name), **_origin(found.origin(name))} for name in NAMES
     ]
     alone = {name: variable(name) for name in ALONE} | {name.lower(): name for name in OTHERS}
     for name, said in alone.items():
@@ -43,16 +42,10 @@ def command(ctx: click.Context, /) -> int:
             shown = HIDDEN if name in _SECRET or "password" in value else masked(value)
             rows.append({"setting": name, "value": shown, **_origin(Origin("environment", said))})
     strange = unknown()
-    if manner.json:
-        manner.document({"settings": rows, "file": resolved.file, "unknown": strange})
-    else:
-        manner.table(
-            ("setting", "value", "from", "where"),
-            [(row["setting"], row["value"] or "-", row["from"], row["where"]) for row in rows],
-        )
-        for name in strange:
-            manner.note(f"{name} is set, and nothing reads it")
-    return 0
+    document = {"settings": rows, "file": found.given.file, "unknown": strange}
+    cells = [(row["setting"], row["value"] or "-", row["from"], row["where"]) for row in rows]
+    notes = (f"{name} is set, and nothing reads it" for name in strange)
+    manner.listing(document, ("setting", "value", "from", "where"), cells, *notes)
 
 
 def _origin(origin: Origin) -> Document:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from graflow_ckpt.checkpoint.manager import CheckpointManager
 from graflow_ckpt.checkpoint.values.codec import encode
-from graflow_ckpt.cli import lazy, words
+from graflow_ckpt.cli import lazy, options, words
 from graflow_ckpt.cli.locate import (
     Ambiguous,
     Place,
@@ -25,9 +23,9 @@ from graflow_ckpt.cli.locate import (
     gone_on,
     in_its_folder,
     is_kept,
+    is_path,
     origin_of,
 )
-from graflow_ckpt.cli.options import configured, name_fleet, named, store_or_fleet
 from graflow_ckpt.cli.overview import overview, standing
 from graflow_ckpt.cli.run import program
 from graflow_ckpt.cli.run.launch import Wishes, conducted, end_owner, is_of_files, launch
@@ -65,7 +63,7 @@ def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: s
         _check_not_gone_on(place, rewind)
         if is_kept(place):
             _rewind(manner, place, wishes)
-    journal, until_damage = not place.named, wishes.until_damage
+    journal, until_damage = not place.named, wishes.settings.get("until_damage", False)
     state, _ = standing(place.kept_in, place.found, journal=journal, until_damage=until_damage)
     if state.status == "completed":
         how = f"; to run it again: graflow-ckpt run … --session {place.session} --again"
@@ -74,10 +72,11 @@ def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: s
         if manner.json:
             manner.document({"event": "exit", "code": 0, "session": place.session, "status": "completed"})
         return 0
-    wishes = replace(
-        wishes, session=place.session, store=place.store, workflow=place.found.meta["workflow"], resume="must"
-    )
     wishes = wishes.remembering(place.found.meta["options"])
+    wishes = replace(
+        wishes, session=place.session, store=place.store, workflow=place.found.meta["workflow"],
+        settings=wishes.settings | {"resume": "must"},
+    )  # fmt: skip
     origin = origin_of(place)
     if place.named and not is_kept(place):
         return _with_its_code(manner, place, wishes, "it lies outside of its session's store")
@@ -111,7 +110,7 @@ def _context(place: Place, wishes: Wishes) -> ExecutionContext:
     settings = context.settings
     if "settings" not in place.found.meta and any(place.kept_in.segments(place.session)):
         settings = replace(settings, durability="journal")  # an older checkpoint does not say so
-    _, settings, store = overrides.apply(_Named(metadata.workflow), place.session, settings, place.store)
+    _, settings, store = overrides.apply(metadata.workflow, place.session, settings, place.store)
     if place.named and not is_kept(place):
         context.settings = settings
     else:
@@ -119,13 +118,6 @@ def _context(place: Place, wishes: Wishes) -> ExecutionContext:
     if wishes.max_steps is not None:
         context.state.limit_to(wishes.max_steps)
     return context
-
-
-@dataclass(slots=True)
-class _Named:
-    """A workflow of which only the name is known."""
-
-    name: str
 
 
 # --- named cuts ----------------------------------------------------------------------------
@@ -149,7 +141,7 @@ def _check_not_gone_on(place: Place, rewind: bool) -> None:
 
 def _rewind(manner: Manner, place: Place, wishes: Wishes) -> None:
     """Write the named cut again as the first one of a new epoch, before anything runs."""
-    take_over = wishes.take_over
+    take_over = wishes.settings.get("take_over", False)
     if take_over and is_of_files(place.kept_in):
         take_over = False
         if taken := end_owner(manner, place.kept_in, place.session, yes=wishes.yes):
@@ -194,10 +186,8 @@ def _standing(place: Place) -> Standing:
 
 # --- a fleet, or a store -------------------------------------------------------------------
 
-_SUFFIXES = (".pkl", ".meta.json", ".state.json")
 
-
-def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -> Handle | None:
+def on_fleet(manner: Manner, what: str | None, store: str) -> Handle | None:
     """Return the session that is to continue, if it is on a fleet.
 
     --url, or --store on the command line     there
@@ -207,17 +197,17 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
     A store that holds checkpoints of a fleet's session is not another place: its live session is on the
     fleet. A server that cannot be asked is an error only if the store does not have it.
     """
-    typed = ctx.get_parameter_source("store") is ParameterSource.COMMANDLINE
-    if what is not None and (os.sep in what or what.endswith(_SUFFIXES)):
+    typed = options.typed("store")
+    if what is not None and is_path(what):
         return None  # which session it is of, its file says
-    if named(ctx):
-        return _named(ctx, what, typed)
-    if what is None or typed or not configured(ctx):
+    if options.named(manner):
+        return _named(manner, what, typed)
+    if what is None or typed or not options.configured(manner):
         return None
 
     hits = _in_store(store, what)
     try:
-        client = lazy.client.client_of(ctx)
+        client = lazy.client.client_of(manner)
         handle = client.session(what)
         handle.status()
     except BadSessionId:
@@ -243,12 +233,12 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
     return handle
 
 
-def _named(ctx: click.Context, what: str | None, typed: bool) -> Handle:
+def _named(manner: Manner, what: str | None, typed: bool) -> Handle:
     if typed:
-        raise store_or_fleet()
+        raise options.store_or_fleet()
     if what is None:
         raise click.UsageError("Which session of the fleet? graflow-ckpt sessions lists them.")
-    return lazy.client.handle_of(ctx, what)
+    return lazy.client.handle_of(manner, what)
 
 
 def _in_store(store: str, what: str) -> list[str]:
@@ -261,9 +251,7 @@ def _in_store(store: str, what: str) -> list[str]:
     ]
 
 
-def on_fleet_from(
-    ctx: click.Context, manner: Manner, place: Place, *, rewind: bool, fork: str | None
-) -> Handle:
+def on_fleet_from(manner: Manner, place: Place, *, rewind: bool, fork: str | None) -> Handle:
     """Return the session of a fleet that continues where a checkpoint is involved.
 
     of a fleet's session    its live session continues; --rewind, --fork: from the checkpoint, if portable
@@ -276,11 +264,11 @@ def on_fleet_from(
     path, session = place.found.path, place.session
     if redis is None and fork is None:
         raise click.UsageError("A session of a store goes to a fleet as another one: --fork NEW-ID.")
-    if redis is not None and not named(ctx):
-        name_fleet(ctx, redis["address"])
+    if redis is not None and not options.named(manner):
+        manner.flags["redis_url"] = redis["address"]
     if not rewind and fork is None:
-        return lazy.client.handle_of(ctx, session)
-    client = lazy.client.client_of(ctx, key=True)
+        return lazy.client.handle_of(manner, session)
+    client = lazy.client.client_of(manner, key=True)
     program.looked_for(place.found.meta.get("file"))
     try:
         handle = client.rewind(path) if rewind else client.fork(path, fork)

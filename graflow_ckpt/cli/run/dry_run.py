@@ -105,8 +105,7 @@ def planned(place: Place, origin: ProgramOrigin, changed: Changed | None) -> Dry
 
 def graph_of(origin: ProgramOrigin, workflow: str) -> TaskGraph:
     """Return the graph of a program, which is run until it would execute the workflow."""
-    with overrides.for_one_program():
-        overrides.only, overrides.target = workflow, workflow
+    with overrides.for_one_program(only=workflow, target=workflow):
         reached, status = _reached(origin.target, origin.arguments, origin.called)
     if reached is not None:
         graph: TaskGraph = reached.workflow.graph

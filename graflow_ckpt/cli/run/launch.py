@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from graflow_ckpt.cli.progress import Reporter, reporter_for
 from graflow_ckpt.cli.run import program
 from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.errors import SessionBusy
-from graflow_ckpt.core.policy import Policy
 from graflow_ckpt.core.protocols import CheckpointStore, Owner
 from graflow_ckpt.frontends.overrides import overrides
 from graflow_ckpt.links.processes import end, is_gone, is_myself, is_near, named, user_of
@@ -31,47 +30,37 @@ UNSAVED = 74
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The wishes of the command line for a run; None: what the program says counts."""
+    """The wishes of the command line for a run; None, or no setting: what the program says counts."""
 
     session: str | None = None
     workflow: str | None = None  # the one that the session belongs to
     store: str | None = None
     here: bool = False  # begin again what the program has begun in another place
-    resume: str | None = None
-    durability: str | None = None
-    policy: Policy | None = None
     max_steps: int | None = None
-    changed: str | None = None
-    again: bool = False  # a finished session begins its next run
-    in_doubt: tuple[tuple[str, str], ...] = ()
-    take_over: bool = False
-    until_damage: bool = False
-    yes: bool = False
     inputs: dict[str, Any] = field(default_factory=dict)  # Any: JSON
+    settings: dict[str, Any] = field(default_factory=dict)  # fields of Settings
+    yes: bool = False
     log_level: str | None = None
     progress: bool = True
 
-    def settings(self) -> dict[str, Any]:
-        """Return the fields of Settings that are wished for."""
-        wished = {
-            "resume": self.resume, "durability": self.durability, "changed": self.changed,
-            "in_doubt": self.in_doubt or None, "take_over": self.take_over or None,
-            "until_damage": self.until_damage or None,
-            "on_finished": "again" if self.again else None, "told": True,
-        }  # fmt: skip
-        settings = {name: value for name, value in wished.items() if value is not None}
-        return {**settings, "options": tuple(self.options().items())}
+    @classmethod
+    def typed(cls, *, again: bool = False, **options: Any) -> Wishes:
+        """Return the options of a command: those named above, and settings, as far as they were typed."""
+        own = {one.name: options.pop(one.name) for one in fields(cls) if one.name in options}
+        settings = {name: value for name, value in options.items() if value}
+        return cls(**own, settings=settings | ({"on_finished": "again"} if again else {}))
 
     def options(self) -> dict[str, str]:
         """Return what a resume does not find in the program, and has to know."""
-        options = {"durability": self.durability} if self.durability is not None else {}
-        return options if self.policy is None else {**options, "every": words.policy_text(self.policy)}
+        durability, policy = self.settings.get("durability"), self.settings.get("policy")
+        options = {"durability": durability} if durability is not None else {}
+        return options if policy is None else {**options, "every": words.policy_text(policy)}
 
     def remembering(self, options: dict[str, str]) -> Wishes:
         """Return wishes with what was said when the session was started, where nothing else is said now."""
-        durability = self.durability or options.get("durability")
-        policy = self.policy or words.policy_of(options.get("every", ""))
-        return replace(self, durability=durability, policy=policy)
+        policy = words.policy_of(options.get("every", "").split())
+        former = {"durability": options.get("durability"), "policy": policy}
+        return replace(self, settings={name: it for name, it in former.items() if it} | self.settings)
 
 
 def launch(
@@ -83,15 +72,19 @@ def launch(
 
 def conducted(manner: Manner, wishes: Wishes, body: Callable[[], object], *, what: str) -> int:
     """Run a body that executes a workflow, show what happens, and report its end."""
-    if wishes.log_level:
-        _show_log(wishes.log_level)
     if manner.json:
         _set_documents_apart(manner)
     tell = partial(mention, manner) if wishes.session is None else lambda tally: None
     reporter = reporter_for(manner, tell, progress=wishes.progress)
+    if wishes.log_level:
+        _show_log(wishes.log_level)
     sandbox = program.Sandbox()
-    with overrides.for_one_program():
-        _fill(manner, wishes, reporter)
+    settings = {**wishes.settings, "told": True, "options": tuple(wishes.options().items())}
+    with overrides.for_one_program(
+        session=wishes.session, target=wishes.workflow, store=wishes.store, here=wishes.here,
+        inputs=wishes.inputs, max_steps=wishes.max_steps, settings=settings, observers=(reporter,),
+        take_over=partial(_freed, manner, wishes, reporter),
+    ):  # fmt: skip
         try:
             with sandbox:
                 body()
@@ -128,19 +121,6 @@ def _concluded(
     return status
 
 
-def _fill(manner: Manner, wishes: Wishes, reporter: Reporter) -> None:
-    overrides.session = wishes.session
-    overrides.target = wishes.workflow
-    overrides.store = wishes.store
-    overrides.here = wishes.here
-    overrides.inputs = dict(wishes.inputs)
-    overrides.max_steps = wishes.max_steps
-    overrides.policy = wishes.policy
-    overrides.settings = wishes.settings()
-    overrides.take_over = partial(_freed, manner, wishes, reporter)
-    overrides.observers = (reporter,)
-
-
 def _set_documents_apart(manner: Manner) -> None:
     """Lead what the program prints to stderr from here on: with --json stdout has documents only."""
     sys.stdout.flush()
@@ -148,24 +128,10 @@ def _set_documents_apart(manner: Manner) -> None:
     os.dup2(2, 1)  # of the process, so that children and C code are led there, too
 
 
-class _Stderr(logging.StreamHandler[Any]):
-    """Writes to what stderr is now: while there is a live block, that is above it."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, value: Any) -> None:
-        raise AttributeError("always stderr")
-
-
 def _show_log(level: str) -> None:
+    """Show the log of the engine on what stderr is by now: the door of a live block leads above it."""
     logger = logging.getLogger("graflow_ckpt")
-    handler = _Stderr()
+    handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(level.upper())

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graflow_ckpt.cli import lazy, words
-from graflow_ckpt.cli.options import (
-    common,
-    complete_everywhere,
-    fleet,
-    found_store,
-    manner_of,
-    named,
-    running,
-)
+from graflow_ckpt.cli import lazy, options, words
 from graflow_ckpt.cli.terminal import Manner
 
 if TYPE_CHECKING:
@@ -39,22 +30,22 @@ Examples:
 OF_FLEET = ("max_steps", "in_doubt", "progress")  # what else is said is about a run in this process
 
 
-@click.command("resume", epilog=EXAMPLES, short_help="Go on with a session, or from one checkpoint.")
-@click.argument("what", required=False, metavar="[SESSION|PATH|WORKFLOW]", shell_complete=complete_everywhere)
-@click.option("--latest", is_flag=True, help="If there are several sessions: the newest.")
-@click.option(
-    "--rewind",
-    is_flag=True,
-    help="With PATH: go back to it although the session has gone on; what came later is superseded.",
+@click.command("resume", epilog=EXAMPLES)
+@click.argument(
+    "what", required=False, metavar="[SESSION|PATH|WORKFLOW]", shell_complete=options.complete_everywhere
 )
+@click.option("--latest", is_flag=True, help="If there are several sessions: the newest.")
+@click.option("--rewind", is_flag=True,
+              help="With PATH: go back to it although the session has gone on; what came later is "
+                   "superseded.")  # fmt: skip
 @click.option("--fork", metavar="NEW-ID", help="With PATH or SESSION: a new session that goes on from there.")
-@running
-@found_store
-@fleet
-@common
+@options.running
+@options.found_store
+@options.fleet
+@options.common
 def command(
-    ctx: click.Context, /, what: str | None, latest: bool, rewind: bool, fork: str | None, **options: Any
-) -> int:  # fmt: skip
+    manner: Manner, /, what: str | None, latest: bool, rewind: bool, fork: str | None, **wished: Any
+) -> int:
     """Go on with a session, or from one checkpoint.
 
     A session's program is run again, with its arguments, from where the session is: its newest good
@@ -68,50 +59,46 @@ def command(
     if rewind and fork is not None:
         raise click.UsageError("--rewind goes back in the session, --fork leaves it alone: one of them.")
 
-    manner = manner_of(ctx)
-    handle = lazy.continuation.on_fleet(ctx, manner, what, options["store"])
+    handle = lazy.continuation.on_fleet(manner, what, wished["store"])
     if handle is not None:
         if rewind or fork is not None:
             take = words.fleet_command("checkpoints", "take", handle.session, "--portable")
-            raise click.UsageError(
-                f"{'--rewind' if rewind else '--fork'} needs the path of a portable checkpoint: {take}."
-            )
-        _check_options(ctx, OF_FLEET)
-        return _on_fleet(manner, handle, options)
-    place = lazy.locate.find_place(options["store"], what, latest=latest)
+            how = "--rewind" if rewind else "--fork"
+            raise click.UsageError(f"{how} needs the path of a portable checkpoint: {take}.")
+        _check_options(OF_FLEET)
+        _on_fleet(manner, handle, wished)
+        return 0
+    place = lazy.locate.find_place(wished["store"], what, latest=latest)
     if rewind and not place.named:
         raise click.UsageError("--rewind needs the path of a checkpoint: graflow-ckpt checkpoints list.")
-    if named(ctx) or place.found.facts.get("redis"):
-        _check_options(ctx, (*OF_FLEET, "latest", "rewind", "fork", "store"))
-        return _on_fleet(
-            manner, lazy.continuation.on_fleet_from(ctx, manner, place, rewind=rewind, fork=fork), options
-        )
-    del options["store"]
-    return lazy.continuation.go_on(manner, place, lazy.launch.Wishes(**options), rewind=rewind, fork=fork)
+    if options.named(manner) or place.found.facts.get("redis"):
+        _check_options((*OF_FLEET, "latest", "rewind", "fork", "store"))
+        handle = lazy.continuation.on_fleet_from(manner, place, rewind=rewind, fork=fork)
+        _on_fleet(manner, handle, wished)
+        return 0
+    del wished["store"]
+    return lazy.continuation.go_on(
+        manner, place, lazy.launch.Wishes.typed(**wished), rewind=rewind, fork=fork
+    )
 
 
-def _check_options(ctx: click.Context, allowed: Sequence[str]) -> None:
-    from click.core import ParameterSource
-
+def _check_options(allowed: Sequence[str]) -> None:
+    ctx = click.get_current_context()
     for parameter in ctx.command.get_params(ctx):
         name = parameter.name or ""
-        typed = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if typed and isinstance(parameter, click.Option) and parameter.expose_value and name not in allowed:
+        is_option = isinstance(parameter, click.Option) and parameter.expose_value
+        if is_option and name not in allowed and options.typed(name):
             raise click.UsageError(f"{parameter.opts[0]} is not for sessions of a fleet.")
 
 
-def _on_fleet(manner: Manner, handle: Handle, options: dict[str, Any]) -> int:
-    before, status = lazy.control.gone_on(handle, options["max_steps"], dict(options["in_doubt"]))
-    if manner.json:
-        manner.document(lazy.client.document(status, handle.address))
-    elif before.status == "completed":
-        manner.note(f"session {status.session} is finished ({status.steps} steps); nothing runs")
+def _on_fleet(manner: Manner, handle: Handle, wished: dict[str, Any]) -> None:
+    before, status = lazy.control.gone_on(handle, wished["max_steps"], dict(wished["in_doubt"]))
+    if before.status == "completed":
+        said = f" is finished ({status.steps} steps); nothing runs"
     elif status.status == "stopped":  # nothing to follow: it is at its limit, still or again
-        manner.note(
-            f"session {status.session}: {lazy.waiting.closing(status, lazy.waiting.EXITS['stopped'], None)}"
-        )
+        said = f": {lazy.waiting.closing(status, lazy.waiting.EXITS['stopped'], None)}"
     else:
         follow = words.fleet_command("wait", status.session)
         was = f"was {before.status} and " if before.status != status.status else ""
-        manner.note(f"session {status.session} {was}is {status.status}; follow it: {follow}")
-    return 0
+        said = f" {was}is {status.status}; follow it: {follow}"
+    manner.result(lazy.client.document(status, handle.address), f"session {status.session}{said}")

@@ -6,15 +6,8 @@ from typing import Any
 
 import click
 
-from graflow_ckpt.cli import lazy, words
-from graflow_ckpt.cli.options import (
-    common,
-    complete_folders,
-    complete_sessions,
-    manner_of,
-    of_program,
-    running,
-)
+from graflow_ckpt.cli import lazy, options, words
+from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.facts import check_session_id
 
 EXAMPLES = """\b
@@ -27,40 +20,29 @@ Examples:
 """
 
 
-@click.command("run", epilog=EXAMPLES, short_help="Run a program's workflow under a session.")
-@of_program
-@click.option(
-    "--session", metavar="ID", shell_complete=complete_sessions, help="Go on with this session, or start it."
-)
-@click.option(
-    "--resume",
-    type=click.Choice(["auto", "never", "must"]),
-    help="If the session exists: go on (auto, must) or refuse (never); if not, must refuses.",
-)
-@running
-@click.option(
-    "--store",
-    metavar="FOLDER|URL",
-    callback=words.parse_store,
-    shell_complete=complete_folders,
-    help="Where to keep checkpoints, instead of where the program says.",
-)
-@click.option(
-    "--again", is_flag=True, help="If the session is finished: run it again; the former run is kept."
-)
+@click.command("run", epilog=EXAMPLES)
+@options.of_program
+@click.option("--session", metavar="ID", shell_complete=options.complete_sessions,
+              help="Go on with this session, or start it.")  # fmt: skip
+@click.option("--resume", type=click.Choice(["auto", "never", "must"]),
+              help="If the session exists: go on (auto, must) or refuse (never); if not, must refuses.",
+)  # fmt: skip
+@options.running
+@click.option("--store", metavar="FOLDER|URL", callback=words.parse_store,
+              shell_complete=options.complete_folders,
+              help="Where to keep checkpoints, instead of where the program says.")  # fmt: skip
+@click.option("--again", is_flag=True,
+              help="If the session is finished: run it again; the former run is kept.")  # fmt: skip
 @click.option("--here", is_flag=True, help="Begin a new session, although this one is in another place.")
-@common
-def command(
-    ctx: click.Context, /, target: str, arguments: tuple[str, ...], **options: Any
-) -> int:  # fmt: skip
+@options.common
+def command(manner: Manner, /, target: str, arguments: tuple[str, ...], **wished: Any) -> int:
     """Run a program's workflow under a session.
 
     A file is run as `python FILE.py` would run it; what follows `--` becomes its sys.argv. Of a module
     the workflow is executed that is named, by variable or name, or the only one.
     """
-
-    if options["session"] is not None:
-        check_session_id(options["session"])
-    elif options["resume"] == "must":
+    if wished["session"] is not None:
+        check_session_id(wished["session"])
+    elif wished["resume"] == "must":
         raise click.UsageError("--resume must needs --session.")
-    return lazy.launch.launch(manner_of(ctx), lazy.launch.Wishes(**options), target, arguments)
+    return lazy.launch.launch(manner, lazy.launch.Wishes.typed(**wished), target, arguments)

@@ -234,8 +234,9 @@ def test_saves_and_failed_saves_are_counted() -> None:
         event("checkpoint_failed", 9, error="full", cause="policy"),
     )
 
-    assert (tally.saved, tally.failed_saves, tally.saved_step, tally.saved_path) == (2, 1, 6, "p2")
-    assert tally.saved_at is not None
+    assert (tally.saved, tally.failed_saves, tally.saved_path) == (2, 1, "p2")
+    assert tally.last_save is not None
+    assert tally.last_save[1] == 6
 
 
 def test_a_session_that_goes_back_has_nothing_running() -> None:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graflow_ckpt.config.settings import FleetSettings, Resolved, resolve
-from graflow_ckpt.config.sources import FLAGS, BadSetting, Given, Origin, find, gather
+from graflow_ckpt.config.settings import (
+    FLAGS,
+    FleetSettings,
+    Given,
+    Origin,
+    find,
+    gather,
+    resolve,
+)
+from graflow_ckpt.core.errors import BadSetting
 from graflow_ckpt.links.environment import NAMES, unknown
 
 SECRET = "geheim"
@@ -24,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def resolved(**environment: str) -> Resolved:
+def resolved(**environment: str) -> FleetSettings:
     return resolve(gather({}, None, {f"GRAFLOW_CKPT_{name}": value for name, value in environment.items()}))
 
 
@@ -35,26 +44,22 @@ def refused(**environment: str) -> BadSetting:
 
 
 def test_each_setting_can_be_said_by_its_name() -> None:
-    assert tuple(FleetSettings.model_fields) == NAMES
+    assert tuple(field.name for field in fields(FleetSettings)) == (*NAMES, "given")
 
 
 def test_without_a_word_there_are_defaults() -> None:
     found = resolved()
 
-    assert found.url is None
-    assert found.fleet.queues == ("default",)
-    assert (found.fleet.lease, found.fleet.grace, found.fleet.log) == (
-        15.0,
-        30.0,
-        "text",
-    )
+    assert found.redis_url == ""
+    assert found.queues == ("default",)
+    assert (found.lease, found.grace, found.log) == (15.0, 30.0, "text")
     assert found.origin("queues") == Origin("default")
 
 
 def test_words_become_values() -> None:
     found = resolved(
         QUEUES="gpu, default gpu", WORKERS="4", LEASE="90s", GRACE="5m", BUDGET="500ms", PRELOAD="a.b,c"
-    ).fleet
+    )
 
     assert found.queues == ("gpu", "default")
     assert (found.workers, found.lease, found.grace, found.budget) == (4, 90.0, 300.0, 0.5)
@@ -133,7 +138,7 @@ def test_nothing_that_is_shown_has_a_secret_in_it() -> None:
     assert shown["key"] == "id"
     assert SECRET not in repr(found) + str(shown)
     assert "ab" * 8 not in repr(found) + str(shown)
-    assert found.url == URL
+    assert found.redis_url == URL
 
 
 def test_what_was_resolved_becomes_the_environment_of_the_process() -> None:

@@ -406,16 +406,11 @@ def test_a_variable_that_nothing_reads_is_told_once(
 # --- what a command line changes ------------------------------------------------------
 
 
-class Named:
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-FIRST, SECOND = Named("first"), Named("second")
+FIRST, SECOND = "first", "second"
 SETTINGS = Settings(workflow="first")
 
 
-def session(given: Overrides, workflow: Named, own: str | None = None) -> str | None:
+def session(given: Overrides, workflow: str, own: str | None = None) -> str | None:
     return given.apply(workflow, own, SETTINGS, "checkpoints")[0]
 
 
@@ -426,8 +421,7 @@ def test_nothing_said_changes_nothing() -> None:
 def test_settings_policy_observers_and_store_are_those_of_the_command_line() -> None:
     given = Overrides()
     given.store = "there"
-    given.policy = EveryTask()
-    given.settings = {"durability": "journal"}
+    given.settings = {"durability": "journal", "policy": EveryTask()}
     mine, theirs = (lambda event: None), (lambda event: None)
     given.observers = (mine,)
 
@@ -495,14 +489,15 @@ def test_workflows_are_noted_for_a_command_line_that_collects_them() -> None:
 
 def test_planning_ends_the_program_before_anything_is_touched() -> None:
     given = Overrides()
-    given.prepared(Planned(FIRST, ("a",)))
+    first, second = workflow("first"), workflow("second")
+    given.prepared(Planned(first, ("a",)))
     given.planning, given.target = True, "first"
-    given.prepared(Planned(SECOND, ("a",)))
+    given.prepared(Planned(second, ("a",)))
 
     with pytest.raises(Planned) as caught:
-        given.prepared(Planned(FIRST, ("a", "b"), {"rows": 3}, 7))
+        given.prepared(Planned(first, ("a", "b"), {"rows": 3}, 7))
 
-    assert (caught.value.workflow, caught.value.starts) == (FIRST, ("a", "b"))
+    assert (caught.value.workflow, caught.value.starts) == (first, ("a", "b"))
     assert (caught.value.inputs, caught.value.max_steps) == ({"rows": 3}, 7)
     assert not isinstance(caught.value, Exception)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from graflow_ckpt.cli.app import FOLDERS
+from graflow_ckpt.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 GLOSSARY = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
@@ -97,7 +97,7 @@ def test_no_text_points_to_a_document_outside() -> None:
 @pytest.mark.parametrize("command", ["run", "resume"])
 def test_the_page_of_the_command_line_names_each_option(command: str) -> None:
     page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
-    module = import_module(f"graflow_ckpt.cli.{FOLDERS[command]}.{command}")
+    module = import_module(f"graflow_ckpt.cli.{COMMANDS[command][0]}.{command}")
 
     options = [found.opts[-1] for found in module.command.params if isinstance(found, click.Option)]
 

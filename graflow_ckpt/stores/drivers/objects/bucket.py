@@ -22,6 +22,7 @@ Not here: what the objects mean.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
@@ -30,8 +31,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from graflow_ckpt.core.errors import (
@@ -44,6 +44,7 @@ from graflow_ckpt.core.errors import (
     not_installed,
 )
 from graflow_ckpt.core.protocols import Buffer
+from graflow_ckpt.stores.driver import Entry, Stored, Tag
 from graflow_ckpt.stores.drivers.objects.names import BucketAddress
 from graflow_ckpt.stores.lease import PATIENCE, ServerWait
 
@@ -189,28 +190,6 @@ def _made(place: BucketAddress, timeouts: Mapping[str, timedelta]) -> Any:
 _honouring: set[tuple[object, ...]] = set()  # buckets that have shown that they honour conditional puts
 
 
-Tag = dict[str, str]
-"""One state of an object, as the bucket distinguishes it from others."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredObject:
-    """An object with its tag, and when the bucket's clock says that it was written."""
-
-    data: bytes
-    tag: Tag
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class ListedObject:
-    """An object as it is listed."""
-
-    key: str
-    at: datetime
-    size: int
-
-
 class Bucket:
     """One bucket, below one prefix. Connects at the first use."""
 
@@ -225,11 +204,10 @@ class Bucket:
 
     # --- reading -----------------------------------------------------------------------
 
-    def get(self, key: str) -> StoredObject | None:
-        def ask() -> StoredObject:
+    def get(self, key: str) -> Stored | None:
+        def ask() -> Stored:
             found = obstore.get(self._it, self._prefix + key)
-            meta = found.meta
-            return StoredObject(bytes(found.bytes()), _tag(meta), meta["last_modified"])
+            return Stored(bytes(found.bytes()), _tag(found.meta), found.meta["last_modified"].timestamp())
 
         return self._found(ask)
 
@@ -243,14 +221,7 @@ class Bucket:
 
         return self._found(lambda: self._attended(ask, length))
 
-    def written_at(self, key: str) -> datetime | None:
-        def ask() -> datetime:
-            at: datetime = obstore.head(self._it, self._prefix + key)["last_modified"]
-            return at
-
-        return self._found(ask)
-
-    def list(self, prefix: str) -> Iterator[ListedObject]:
+    def list(self, prefix: str) -> Iterator[Entry]:
         """Yield all that is under a prefix, ordered by key."""
         patience, last = self._patience(), None
         while True:
@@ -258,9 +229,8 @@ class Bucket:
                 for page in self._pages(prefix, last):
                     for meta in page:
                         last = meta["path"]
-                        yield ListedObject(
-                            last.removeprefix(self._prefix), meta["last_modified"], meta["size"]
-                        )
+                        key, at = last.removeprefix(self._prefix), meta["last_modified"].timestamp()
+                        yield Entry(key, meta["size"], at)
                 return
             except ServerGone:
                 if patience.over():
@@ -295,7 +265,7 @@ class Bucket:
         if tag is None:
             return self.create(key, data)
         try:
-            return self._put(key, data, tag)
+            return self._put(key, data, json.loads(tag))
         except (theirs.AlreadyExistsError, theirs.PreconditionError):
             return None
 
@@ -340,13 +310,12 @@ class Bucket:
             )
         _honouring.add(self._which)
 
-    def now(self) -> datetime:
+    def now(self) -> float:
         """Return what its clock says."""
         self.put("clock", b"")
-        at = self.written_at("clock")
-        if at is None:
+        if (found := self.get("clock")) is None:
             raise ServerError(f"{self.address} loses what is written into it.", address=self.address)
-        return at
+        return found.at
 
     # --- within ------------------------------------------------------------------------
 
@@ -415,4 +384,5 @@ def patiently(ask: Callable[[], _T], patience: ServerWait) -> _T:
 
 
 def _tag(said: Mapping[str, Any]) -> Tag:
-    return {name: said[name] for name in ("e_tag", "version") if said.get(name) is not None}
+    """Return one state of an object, as the bucket distinguishes it from others."""
+    return json.dumps({name: said[name] for name in ("e_tag", "version") if said.get(name) is not None})

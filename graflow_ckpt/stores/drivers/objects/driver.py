@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from graflow_ckpt.core.errors import ServerError, ServerRefuses
@@ -32,16 +32,12 @@ class ObjectsDriver:
 
     def now(self) -> float:
         try:
-            return self._open().now().timestamp()
+            return self._open().now()
         except ServerRefuses:  # we may only read there
             return time.time()
 
     def get(self, *keys: str) -> Sequence[Stored | None]:
-        return list(_side_by_side(self._get, keys))
-
-    def _get(self, key: str) -> Stored | None:
-        found = self._open().get(key)
-        return None if found is None else Stored(found.data, json.dumps(found.tag), found.at.timestamp())
+        return list(_side_by_side(self._open().get, keys))
 
     def read(self, key: str, start: int, length: int) -> Buffer | None:
         try:
@@ -63,30 +59,20 @@ class ObjectsDriver:
     ) -> BatchDone | None:
         bucket = self._open()
         bucket.verify()
-        done: BatchDone | None = BatchDone("")
         if guards:
             ((key, wanted),), (put,) = guards.items(), puts
-            tag = bucket.swap(key, put.data, None if wanted is None else json.loads(wanted))
-            done = None if tag is None else BatchDone(json.dumps(tag))
+            tags = [bucket.swap(key, put.data, wanted)]
         else:
-            tags = list(_side_by_side(self._put, puts))
-            if None in tags:
-                return None
-            done = BatchDone(str(tags[-1]) if tags else "")
+            asked = [partial(bucket.create if put.fresh else bucket.put, put.key, put.data) for put in puts]
+            tags = list(_side_by_side(lambda ask: ask(), asked))
+        if None in tags:
+            return None
         bucket.delete(list(drops))
-        return done
-
-    def _put(self, put: Put) -> Tag | None:
-        bucket = self._open()
-        if not put.fresh:
-            return json.dumps(bucket.put(put.key, put.data))
-        tag = bucket.create(put.key, put.data)
-        return None if tag is None else json.dumps(tag)
+        return BatchDone(str(tags[-1]) if tags else "")
 
     def keys(self, prefix: str) -> Iterator[Entry]:
-        for entry in self._open().list(prefix.rstrip("/")):
-            if entry.key.startswith(prefix):
-                yield Entry(entry.key, entry.size, entry.at.timestamp())
+        listed = self._open().list(prefix.rstrip("/"))
+        return (entry for entry in listed if entry.key.startswith(prefix))
 
     def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit] | None:
         return None

@@ -33,7 +33,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Final, Literal, TypeVar
 from urllib.parse import quote
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, PackageMissing, SaveOutcomeUnknown
@@ -49,14 +49,8 @@ _GRACE: Final = 1.0  # seconds for other threads to finish what they do
 
 _gate = threading.RLock()  # no thread opens a connection while the process forks
 _open: weakref.WeakSet[FileConnection] = weakref.WeakSet()
-_pools: weakref.WeakSet[Closing] = weakref.WeakSet()
+_pools: weakref.WeakSet[_Pool] = weakref.WeakSet()
 _carried: list[FileConnection] = []  # of a parent: not ours to close, so they are kept
-
-
-class Closing(Protocol):
-    """A pool."""
-
-    def close(self) -> None: ...  # closes what is idle
 
 
 class FileConnection(sqlite3.Connection):
@@ -68,31 +62,6 @@ class FileConnection(sqlite3.Connection):
     def close(self) -> None:
         super().close()
         _open.discard(self)
-
-
-# Any: what `sqlite3.connect` takes.
-def connected(address: str, **options: Any) -> FileConnection:
-    """Return a connection that is closed before forks. Wait while the process forks."""
-    with _gate:
-        connection = sqlite3.connect(address, factory=FileConnection, **options)
-        _open.add(connection)
-    return connection
-
-
-def look_after(pool: Closing) -> None:
-    """Register a pool, whose idle connections are closed before each fork."""
-    with _gate:
-        _pools.add(pool)
-
-
-def check_fork(identity: Identity | None, file: str) -> None:
-    """Refuse a file that a parent used when this process was forked from it."""
-    if identity is not None and any(one.identity in (None, identity) for one in _carried):
-        raise CheckpointError(
-            f"{file} cannot be used in this process: another thread was using it when it was forked.",
-            hint="Start such processes with 'spawn' or 'forkserver', or before the first save.",
-            path=file,
-        )
 
 
 def _before_fork() -> None:
@@ -203,12 +172,14 @@ _making = threading.Lock()  # no thread opens a database while its file is made,
 
 
 class _Pool:
-    """The idle connections of this process."""
+    """The idle connections of this process. They are closed before each fork."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
         self.mutex = threading.Lock()
         self.idle: dict[Kind, list[FileConnection]] = {"read": [], "sync": [], "easy": []}
+        with _gate:
+            _pools.add(self)
 
     def take(self, kind: Kind, identity: Identity) -> FileConnection | None:
         with self.mutex:
@@ -278,7 +249,7 @@ class Database:
             connection = self._take(kind)
             assert connection is not None
             try:
-                self._begin(connection)
+                self._patiently(partial(connection.execute, "BEGIN IMMEDIATE"))
                 yield connection
                 connection.execute("COMMIT")
             except BaseException as error:
@@ -302,9 +273,6 @@ class Database:
             return connection
 
     # --- transactions ------------------------------------------------------------------
-
-    def _begin(self, connection: FileConnection) -> None:
-        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """Try it again while another process writes, with pauses so short that none is overtaken for long."""
@@ -347,7 +315,7 @@ class Database:
                 path=self.file,
             )
         for _ in range(10):
-            check_fork(_identity(self.file), self.file)
+            self._check_fork()
             if kind != "read":
                 self._make()
             elif not self.is_there():
@@ -364,6 +332,17 @@ class Database:
                 return connection
             connection.close()
         raise CheckpointError(f"{self.file} is replaced faster than it can be opened.", path=self.file)
+
+    def _check_fork(self) -> None:
+        """Refuse a file that a parent used when this process was forked from it."""
+        identity = _identity(self.file)
+        if identity is not None and any(one.identity in (None, identity) for one in _carried):
+            raise CheckpointError(
+                f"{self.file} cannot be used in this process: "
+                "another thread was using it when it was forked.",
+                hint="Start such processes with 'spawn' or 'forkserver', or before the first save.",
+                path=self.file,
+            )
 
     def _connect(self, kind: Kind) -> FileConnection | None:
         connection = self._bare("mode=rw", kind)
@@ -386,20 +365,23 @@ class Database:
         except BaseException:
             connection.close()
             raise
-        if there:
-            return connection
-        connection.close()
-        return None
+        if not there:
+            connection.close()
+        return connection if there else None
 
     def _bare(self, mode: str, kind: Kind) -> FileConnection:
         _check_version()
-        return connected(
-            f"file:{quote(os.fsencode(self.file))}?{mode}",
-            uri=True,
-            timeout=self.patience if kind == "read" else 0,  # writers wait in `_begin`, more evenly
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        with _gate:
+            connection = sqlite3.connect(
+                f"file:{quote(os.fsencode(self.file))}?{mode}",
+                uri=True,
+                timeout=self.patience if kind == "read" else 0,  # writers wait in `_patiently`, more evenly
+                isolation_level=None,
+                check_same_thread=False,
+                factory=FileConnection,
+            )
+            _open.add(connection)
+        return connection
 
     def _settle(self, connection: FileConnection, kind: Kind) -> bool:
         """Make it what we need. False: there is nothing in it to be read."""
@@ -460,7 +442,6 @@ class Database:
     def _new_pool(self) -> _Pool:
         pool = _Pool()
         weakref.finalize(self, pool.close)
-        look_after(pool)
         return pool
 
 

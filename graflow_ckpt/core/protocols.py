@@ -19,6 +19,8 @@ class Sink(Protocol):
 
 
 PartWriter = Callable[[Sink], object]
+Parts = Sequence[tuple[str, PartWriter]]
+"""Parts of a trio by their names, and what writes each; the meta comes last."""
 
 
 class Source(Protocol):
@@ -164,14 +166,9 @@ class CheckpointStore(Readable, Protocol):
     @property
     def drops_along(self) -> bool: ...  # whether `put` can
 
-    def put(  # drops: paths of the lease's session, which go with the same commit
-        self,
-        path: str,
-        parts: Sequence[tuple[str, PartWriter]],
-        *,
-        lease: Lease | None,
-        stage: str,
-        drops: Drops = tuple,
+    # drops: paths of the lease's session, which go with the same commit
+    def put(
+        self, path: str, parts: Parts, *, lease: Lease | None, stage: str, drops: Drops = tuple
     ) -> None: ...
 
     def newest(  # the last accepted first, between sessions, too; nothing but metas is read

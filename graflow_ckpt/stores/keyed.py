@@ -38,12 +38,10 @@ from graflow_ckpt.core.errors import (
     ServerGone,
 )
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import Drops, Lease, Owner, PartWriter
-from graflow_ckpt.stores import batches
-from graflow_ckpt.stores.batches import Filters, within
+from graflow_ckpt.core.protocols import Drops, Lease, Owner, Parts
+from graflow_ckpt.stores.claims import clearing
 from graflow_ckpt.stores.contents import KeyedContents, KeyedSaving
 from graflow_ckpt.stores.driver import Driver, Hit, Put, Row
-from graflow_ckpt.stores.fencing import clearing
 from graflow_ckpt.stores.head import (
     Head,
     HeadRecord,
@@ -84,9 +82,8 @@ from graflow_ckpt.stores.names import (
     unconfirmed,
     unwritten,
 )
-from graflow_ckpt.stores.pieces import BytesSource
-from graflow_ckpt.stores.store import Store
-from graflow_ckpt.stores.streams import RangeReader, Stream
+from graflow_ckpt.stores.store import Filters, Store, newest_of, within
+from graflow_ckpt.stores.streams import BytesSource, RangeReader, Stream
 
 _INLINE = 128 << 10  # bytes of checkpoints that a head may have
 _ALONG = 64 << 10  # bytes of a stream that are read along with its meta
@@ -152,15 +149,7 @@ class KeyedStore(Store[KeyedLease]):
 
     # --- writing -----------------------------------------------------------------------
 
-    def put(
-        self,
-        path: str,
-        parts: Sequence[tuple[str, PartWriter]],
-        *,
-        lease: Lease | None,
-        stage: str,
-        drops: Drops = tuple,
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str, drops: Drops = tuple) -> None:
         base, mine = self._name(path), None
         if lease is not None:
             mine = self._own(lease)
@@ -170,7 +159,7 @@ class KeyedStore(Store[KeyedLease]):
         with unwritten(path):
             self._put(PutTarget(self, base, mine, stage), parts, drops)
 
-    def _put(self, to: PutTarget, parts: Sequence[tuple[str, PartWriter]], drops: Drops) -> None:
+    def _put(self, to: PutTarget, parts: Parts, drops: Drops) -> None:
         self._recent.forget(to.base)
         stream = Stream(self.driver, to.scope, to.mark)
         sent = False
@@ -410,7 +399,7 @@ class KeyedStore(Store[KeyedLease]):
         hits = self.driver.find(row, within(limit))
         if hits is None:
             listed = self.list(session or None)
-            return batches.newest(listed, limit, workflow=workflow or None, status=status or None)
+            return newest_of(listed, limit, workflow=workflow or None, status=status or None)
         return [(path_of(self.folder, base_in(hit.key)), hit.data) for hit in hits]
 
     def _metas(self, session: str | None, wanted: str | None) -> Iterator[tuple[str, bytes]]:

@@ -31,9 +31,8 @@ from typing import NamedTuple
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, ServerGone
 from graflow_ckpt.core.protocols import Buffer, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself
-from graflow_ckpt.stores.claims import busy
+from graflow_ckpt.stores.claims import HeldLease, OwnerWatch, busy
 from graflow_ckpt.stores.driver import Driver, Entry, Put, Tag
-from graflow_ckpt.stores.fencing import FencedLease, OwnerWatch
 from graflow_ckpt.stores.head import (
     Head,
     HeadRecord,
@@ -201,7 +200,7 @@ def lost_before(scope: str) -> CheckpointError:
     )
 
 
-class KeyedLease(FencedLease):
+class KeyedLease(HeldLease):
     """One in a keyed store."""
 
     def __init__(self, heads: Heads, where: str, session: str, seen: Seen, taken_from: Owner | None) -> None:

@@ -2,6 +2,8 @@
 
 Promise: what goes in comes out, in order. What is too much to wait for the commit goes ahead; what is left
 goes with it, so that a small checkpoint is one round trip. Not here: which of them a checkpoint holds.
+
+Also here: what any store's parts are read through, when they are in memory or to be read as a whole.
 """
 
 from __future__ import annotations
@@ -10,32 +12,46 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from graflow_ckpt.core.errors import GraflowError, ServerGone
+from graflow_ckpt.core.protocols import Buffer, Source
 from graflow_ckpt.stores.driver import Driver, Put
 from graflow_ckpt.stores.lease import ServerWait
 from graflow_ckpt.stores.names import lacks
-from graflow_ckpt.stores.pieces import ChunkSink
 
 _AHEAD = 4 << 20  # bytes that wait for the commit, and go with it; or three chunks
 
 
-class Stream(ChunkSink):
-    """Takes bytes; what is too much to wait for the commit is sent ahead."""
+class Stream:
+    """Takes bytes; what is too much to wait for the commit is sent ahead. `size`: bytes that it has taken."""
 
-    __slots__ = ("_driver", "_keys", "_waiting", "sent")
+    __slots__ = ("_driver", "_keys", "_most", "_number", "_tail", "_waiting", "sent", "size")
 
     def __init__(self, driver: Driver, scope: str, stream: str) -> None:
-        super().__init__(driver.chunk, self._full)
-        self._driver, self._keys = driver, f"data/{scope}/{stream}"
+        self._driver, self._keys, self._most = driver, f"data/{scope}/{stream}", driver.chunk
+        self._tail = bytearray()  # the chunk that is not full, or may be the last
+        self._number = self.size = 0
         self._waiting: list[Put] = []
         self.sent: list[str] = []
 
+    def write(self, data: Buffer, /) -> int:
+        if type(data) is bytes and len(self._tail) + len(data) <= self._most:  # as of most checkpoints
+            self._tail += data
+            self.size += len(data)
+            return len(data)
+        with memoryview(data) as given, given.cast("B") as view:
+            at = 0
+            while at < len(view):
+                if len(self._tail) == self._most:
+                    self._full()
+                with view[at : at + self._most - len(self._tail)] as taken:
+                    self._tail += taken
+                    at += len(taken)
+            self.size += len(view)
+            return len(view)
+
     def rest(self) -> list[Put]:
         """Return what goes with the commit."""
-        if self.tail:
-            self._full(self.staged, self.tail)
-            self.staged += 1
-            self.tail = bytearray()
-        self._stage = _over
+        if self._tail:
+            self._full()
         return self._waiting
 
     def send(self) -> None:
@@ -45,13 +61,13 @@ class Stream(ChunkSink):
 
     def withdraw(self) -> None:
         """Delete what was sent. What failed is raised already."""
-        self._stage = _over
         with suppress(GraflowError, OSError):
             self._driver.batch([], [*self.sent, *(put.key for put in self._waiting)])
 
-    def _full(self, number: int, piece: bytearray) -> None:
-        self._waiting.append(Put(f"{self._keys}/{number:06}", piece))
-        if len(self._waiting) * self._driver.chunk >= max(_AHEAD, 3 * self._driver.chunk):
+    def _full(self) -> None:
+        self._waiting.append(Put(f"{self._keys}/{self._number:06}", self._tail))  # as it is, without a copy
+        self._number, self._tail = self._number + 1, bytearray()
+        if len(self._waiting) * self._most >= max(_AHEAD, 3 * self._most):
             self._ahead()
 
     def _ahead(self) -> None:
@@ -59,11 +75,6 @@ class Stream(ChunkSink):
             self.sent += [put.key for put in self._waiting]
             _sent(self._driver, self._waiting)
             self._waiting = []
-
-
-def _over(number: int, piece: bytearray) -> None:
-    """Refuse, in the place of a method of the stream: it would keep itself, its bytes and the store alive."""
-    raise AssertionError("a stream takes nothing more when its rest was taken")
 
 
 def _sent(driver: Driver, puts: Sequence[Put]) -> None:
@@ -113,3 +124,36 @@ class RangeReader:
 
     def close(self) -> None:
         self._rest, self._at = memoryview(b""), self._end
+
+
+class BytesSource:
+    """A part that is here as a whole. What it reads stays what it was, whatever happens to the name."""
+
+    __slots__ = ("_at", "_data", "size")
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+        self.size = len(data)
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        piece = self._data[self._at : self._at + buffer.nbytes]
+        buffer.cast("B")[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        self._data, self._at = memoryview(b""), 0
+
+
+def read_up_to(source: Source, size: int) -> bytearray:
+    """Return so many bytes; fewer, if there are no more."""
+    found = bytearray(size)
+    done = 0
+    with memoryview(found) as view:
+        while done < size:
+            count = source.readinto(view[done:])
+            if not count:
+                break
+            done += count
+    return found[:done] if done < size else found

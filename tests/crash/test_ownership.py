@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,7 @@ import pytest
 from hypothesis import settings
 
 from graflow_ckpt.core.errors import SessionBusy
-from graflow_ckpt.core.protocols import Lease, PartWriter
+from graflow_ckpt.core.protocols import Lease, Parts
 from graflow_ckpt.sessions.redis import session as sessions
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.files import ownership
@@ -55,9 +55,7 @@ def test_two_workers_at_random_end_in_one_line_of_epochs(place: str, tmp_path: P
 class Unfenced(SqliteStore):
     """Asks nobody before it saves."""
 
-    def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
         super().put(path, parts, lease=None, stage=stage)
 
 

@@ -17,20 +17,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from blake3 import blake3
 
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
-from graflow_ckpt.core.protocols import CheckpointStore, Drops, Lease, PartWriter, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Drops, Lease, Parts, Source
 from graflow_ckpt.links.addresses import URL_VARIABLE, masked
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.stores.around.patience import Breaker
-from graflow_ckpt.stores.around.wrapper import Wrapper, takes_none
+from graflow_ckpt.stores.around.wrapper import Wrapper
 from graflow_ckpt.stores.names import base_of, stage_in
-from graflow_ckpt.stores.pieces import BytesSource, read_up_to
+from graflow_ckpt.stores.streams import BytesSource, read_up_to
 
 log = logging.getLogger("graflow_ckpt.stores")
 
@@ -45,7 +45,7 @@ _PATIENCE = 1.0
 
 
 class Cached(Wrapper):
-    """`cache`: the address of a Redis server."""
+    """`cache`: the address of a Redis server; if none is given, the one that the environment names."""
 
     word = "cached"
     reads_shared = True
@@ -53,42 +53,29 @@ class Cached(Wrapper):
     def __init__(
         self,
         inner: CheckpointStore,
-        cache: str,
+        cache: str = "",
         *,
         limit: int = LIMIT,
         seconds: int = SECONDS,
         breaker: Breaker | None = None,
     ) -> None:
         super().__init__(inner)
-        self._cache = cache
+        named = (cache, *(os.environ.get(name, "").strip() for name in (VARIABLE, URL_VARIABLE)))
+        self._cache = next(filter(None, named), "")
+        if not self._cache:
+            raise CheckpointError(
+                f"cached+ needs to know which Redis server caches, and {VARIABLE} is not set.",
+                hint=f"Set {VARIABLE} (or {URL_VARIABLE}) to an address such as redis://host:6379/0.",
+                store=masked(inner.url),
+            )
         self._limit = limit
         self._seconds = seconds
         self._breaker = breaker or Breaker(failures=1)
         self._opened: RedisLink | None = None
 
-    @classmethod
-    def of(cls, inner: CheckpointStore, argument: str) -> Self:
-        takes_none(cls, inner, argument)
-        for name in (VARIABLE, URL_VARIABLE):
-            if cache := os.environ.get(name, "").strip():
-                return cls(inner, cache)
-        raise CheckpointError(
-            f"cached+ needs to know which Redis server caches, and {VARIABLE} is not set.",
-            hint=f"Set {VARIABLE} (or {URL_VARIABLE}) to an address such as redis://host:6379/0.",
-            store=masked(inner.url),
-        )
-
     # --- checkpoints -------------------------------------------------------------------
 
-    def put(
-        self,
-        path: str,
-        parts: Sequence[tuple[str, PartWriter]],
-        *,
-        lease: Lease | None,
-        stage: str,
-        drops: Drops = tuple,
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str, drops: Drops = tuple) -> None:
         changed = [path]
 
         def along() -> Iterable[str]:
@@ -116,11 +103,6 @@ class Cached(Wrapper):
             source.close()
         self._keep(inner, part, under + blake3(data).digest() + data)
         return BytesSource(data)
-
-    def delete(self, path: str) -> bool:
-        there = super().delete(path)
-        self._forget(self._inner(path))
-        return there
 
     def delete_many(self, paths: Iterable[str]) -> int:
         wanted = [*paths]

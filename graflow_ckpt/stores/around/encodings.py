@@ -46,7 +46,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.protocols import Buffer, PartWriter, Readable, Sink, Source
 from graflow_ckpt.stores.around.keys import FERNET_VARIABLE, Keyring
-from graflow_ckpt.stores.pieces import OpenedSource, read_up_to
+from graflow_ckpt.stores.streams import read_up_to
 
 ZSTD: Final = "zstd"
 AEAD: Final = "aead"
@@ -280,15 +280,14 @@ def _packed(pack: Callable[[bytes], bytes], data: bytes) -> tuple[int, Buffer]:
     return _PLAIN, data
 
 
-class DecodingSource(OpenedSource):
-    """A part as it was given. A frame is returned when it is whole."""
-
-    cannot = "cannot be decoded"
+class DecodingSource:
+    """A part as it was given. A frame is returned when it is whole, and was checked."""
 
     def __init__(
         self, source: Source, kinds: tuple[str, ...], key: bytes, size: int | None, part: str, path: str
     ) -> None:
-        super().__init__(source, part, path)
+        self._source, self._part, self._path = source, part, path
+        self._rest = memoryview(b"")
         if type(size) is not int or size < 0:
             raise self._corrupt("its meta does not say how large it was")
         self._left = self.size = size
@@ -296,7 +295,24 @@ class DecodingSource(OpenedSource):
         self._cipher = aead().AESGCM(key) if key else None
         self._count = 0
 
+    def readinto(self, buffer: memoryview, /) -> int:
+        view, done = buffer.cast("B"), 0
+        while done < len(view):
+            if not self._rest:
+                self._rest = memoryview(self._piece())
+                if not self._rest:
+                    break
+            count = min(len(view) - done, len(self._rest))
+            view[done : done + count] = self._rest[:count]
+            self._rest = self._rest[count:]
+            done += count
+        return done
+
+    def close(self) -> None:
+        self._source.close()
+
     def _piece(self) -> bytes | bytearray:
+        """Return the next one; nothing at the end."""
         if not self._left:
             return b""
         head = self._exactly(_HEAD.size)
@@ -314,6 +330,20 @@ class DecodingSource(OpenedSource):
             return unpacked(kept, size) if how == _PACKED else kept
         except ValueError as error:
             raise self._corrupt(str(error)) from None
+
+    def _exactly(self, size: int) -> bytearray:
+        found = read_up_to(self._source, size)
+        if len(found) < size:
+            raise self._corrupt("it ends too early")
+        return found
+
+    def _corrupt(self, what: str) -> CheckpointCorrupt:
+        return CheckpointCorrupt(
+            f"The {self._part} of checkpoint {self._path} cannot be decoded: {what}.",
+            hint="Use another checkpoint of the session.",
+            path=self._path,
+            part=self._part,
+        )
 
 
 def unpacked(kept: Buffer, size: int) -> bytearray:

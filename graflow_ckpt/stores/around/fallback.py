@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar, Unpack
+from typing import TypeVar, Unpack
 
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
@@ -59,6 +59,7 @@ from graflow_ckpt.core.protocols import (
     Journal,
     Lease,
     Owner,
+    Parts,
     PartWriter,
     Sink,
     Source,
@@ -66,11 +67,11 @@ from graflow_ckpt.core.protocols import (
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.around.patience import Breaker, PutAttempt, may_pass
 from graflow_ckpt.stores.around.wrapper import Wrapper
-from graflow_ckpt.stores.batches import Facts, newest
-from graflow_ckpt.stores.claims import released
+from graflow_ckpt.stores.claims import HeldLease
 from graflow_ckpt.stores.files.lock import held
 from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.names import META, PARTS, base_of, facts_in, session_of
+from graflow_ckpt.stores.store import Facts, newest_of
 
 VARIABLE = "GRAFLOW_CKPT_FALLBACK"
 _PIECE = 4 << 20
@@ -192,20 +193,15 @@ def default_root() -> str:
     return os.path.join(state, "graflow_ckpt", "fallback")
 
 
-class FallbackLease:
+class FallbackLease(HeldLease):
     """The remote store's lease, and the folder's from the first save on that goes there."""
 
     def __init__(self, store: Fallback, remote: Lease) -> None:
-        self.session = remote.session
-        self.epoch = remote.epoch
-        self.taken_from = remote.taken_from
-        self.remote = remote
-        self.store = store
+        self.remote, self.store = remote, store
         self.has_put_aside = False  # since it was last sent
         self._mutex = threading.Lock()
         self._local: Lease | None = None
-        self._released = False
-        self._process = os.getpid()
+        super().__init__(str(store.waits.where), remote.session, remote.epoch, "", remote.taken_from)
 
     def check(self) -> None:
         """Check with the store; while that is away, what waits is checked when it is sent."""
@@ -216,10 +212,6 @@ class FallbackLease:
             if not may_pass(error):
                 raise
 
-    def not_released(self) -> None:
-        if self._released or self._process != os.getpid():
-            raise released(self.session, self.epoch)
-
     def local(self) -> Lease:
         """Return the folder's lease: one process keeps and sends what is saved of a session."""
         with self._mutex:
@@ -227,9 +219,7 @@ class FallbackLease:
                 self._local = self.store.waits.owned.acquire(self.session)
             return self._local
 
-    def release(self) -> None:
-        if self._released or self._process != os.getpid():
-            return
+    def _let_go(self) -> None:
         try:
             self.store.hand_over_now(self)
         except (GraflowError, OSError) as error:
@@ -240,9 +230,9 @@ class FallbackLease:
                 error,
                 extra={"session": self.session},
             )
-        self.let_go()
+        self.drop()
 
-    def let_go(self) -> None:
+    def drop(self) -> None:
         """Release without a look at what waits."""
         self._released = True
         self.remote.release()
@@ -261,7 +251,7 @@ T = TypeVar("T")
 class Fallback(Wrapper):
     """`argument`: the folder; if none is given, one beside the key (GRAFLOW_CKPT_FALLBACK)."""
 
-    word = "fallback"
+    word, argued = "fallback", True
     reads_shared = True  # what is shared in the store; what goes to the folder is whole
 
     def __init__(self, inner: CheckpointStore, argument: str = "", *, breaker: Breaker | None = None) -> None:
@@ -271,10 +261,6 @@ class Fallback(Wrapper):
         self._aside = False  # whether the last save went to the folder
         # one save at a time decides where it goes, so that their order is kept
         self._mutex = threading.RLock()
-
-    @classmethod
-    def of(cls, inner: CheckpointStore, argument: str) -> Self:
-        return cls(inner, argument)
 
     @property
     def synced(self) -> bool:
@@ -291,7 +277,7 @@ class Fallback(Wrapper):
         try:
             self._take_in(lease)
         except BaseException:
-            lease.let_go()
+            lease.drop()
             raise
         return lease
 
@@ -314,15 +300,7 @@ class Fallback(Wrapper):
     def drops_along(self) -> bool:
         return False  # what is put aside must delete nothing in the store
 
-    def put(
-        self,
-        path: str,
-        parts: Sequence[tuple[str, PartWriter]],
-        *,
-        lease: Lease | None,
-        stage: str,
-        drops: Drops = tuple,
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str, drops: Drops = tuple) -> None:
         mine = self._own(lease) if lease is not None else None
         if mine is not None:
             mine.not_released()
@@ -383,7 +361,7 @@ class Fallback(Wrapper):
         self, limit: int, *, session: str | None = None, **facts: Unpack[Facts]
     ) -> Sequence[tuple[str, bytes]]:
         if self.waits.waiting(session):  # they have a place among the others
-            return newest(self.list(session), limit, **facts)
+            return newest_of(self.list(session), limit, **facts)
         return self.asked(lambda: super(Fallback, self).newest(limit, session=session, **facts))
 
     def delete_many(self, paths: Iterable[str]) -> int:
@@ -505,7 +483,7 @@ class Fallback(Wrapper):
     def _keep(
         self,
         name: str,
-        parts: Sequence[tuple[str, PartWriter]],
+        parts: Parts,
         mine: FallbackLease | None,
         stage: str,
         error: BaseException,
@@ -522,7 +500,7 @@ class Fallback(Wrapper):
         log.info("checkpoint %s waits in %s: %s", name, place.folder, error)
 
     def _own(self, lease: Lease) -> FallbackLease:
-        if not isinstance(lease, FallbackLease) or lease.store.waits.where != self.waits.where:
+        if not isinstance(lease, FallbackLease) or lease.where != str(self.waits.where):
             raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
         return lease
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from graflow_ckpt.core.errors import ServerGone
-from graflow_ckpt.core.protocols import Buffer, PartWriter, Sink
+from graflow_ckpt.core.protocols import Buffer, Parts, PartWriter, Sink
 from graflow_ckpt.core.task import Backoff
 
 _spread = random.Random()  # not the program's: what a workflow draws must not depend on a server's errors
@@ -136,7 +136,7 @@ class Breaker:
 class PutAttempt:
     """One `put`: what its writers have written. A writer that fails by itself fails again."""
 
-    def __init__(self, parts: Sequence[tuple[str, PartWriter]]) -> None:
+    def __init__(self, parts: Parts) -> None:
         self.written: dict[str, bytes] = {}  # the whole of the last part, once it was written
         self.own_fault = False
         last = len(parts) - 1

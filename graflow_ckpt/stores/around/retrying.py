@@ -19,11 +19,11 @@ from itertools import count
 from typing import Any, Self, TypeVar, Unpack
 
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
-from graflow_ckpt.core.protocols import CheckpointStore, Drops, Lease, Owner, PartWriter, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Drops, Lease, Owner, Parts, Source
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.around.patience import Breaker, Patience, PutAttempt, may_pass
 from graflow_ckpt.stores.around.wrapper import Wrapper
-from graflow_ckpt.stores.batches import Filters
+from graflow_ckpt.stores.store import Filters
 
 log = logging.getLogger("graflow_ckpt.stores")
 
@@ -92,15 +92,7 @@ class Retrying(Wrapper):
 
     # --- what may have been done -------------------------------------------------------
 
-    def put(
-        self,
-        path: str,
-        parts: Sequence[tuple[str, PartWriter]],
-        *,
-        lease: Lease | None,
-        stage: str,
-        drops: Drops = tuple,
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str, drops: Drops = tuple) -> None:
         attempt = PutAttempt(parts)
 
         def write() -> None:
@@ -110,18 +102,8 @@ class Retrying(Wrapper):
 
         self._again(write, done=lambda: self._is_there(path, attempt), hopeless=lambda: attempt.own_fault)
 
-    def delete(self, path: str) -> bool:
-        """Delete a checkpoint. If an error came between, what is gone counts as deleted by this call."""
-        tries = count(1)
-
-        def take_away() -> bool:
-            first = next(tries) == 1
-            return self.inner.delete(self._inner(path)) or not first
-
-        return self._again(take_away)
-
     def delete_many(self, paths: Iterable[str]) -> int:
-        """Delete checkpoints; after an error between, all count as deleted by this call."""
+        """Delete checkpoints. If an error came between, what is gone counts as deleted by this call."""
         wanted = [self._inner(path) for path in paths]
         tries = count(1)
 

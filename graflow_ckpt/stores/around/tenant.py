@@ -25,7 +25,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Self, Unpack
+from typing import Unpack
 
 from graflow_ckpt.core.errors import (
     BadSessionId,
@@ -35,11 +35,11 @@ from graflow_ckpt.core.errors import (
     UnsafeCheckpoint,
 )
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import CheckpointStore, Drops, Journal, Lease, Owner, PartWriter, Sink
+from graflow_ckpt.core.protocols import CheckpointStore, Drops, Journal, Lease, Owner, Parts, PartWriter, Sink
 from graflow_ckpt.stores.around.wrapper import Wrapper
-from graflow_ckpt.stores.batches import Filters
 from graflow_ckpt.stores.names import META, Collected, base_of, facts_in, session_of
 from graflow_ckpt.stores.prefixes import unwrapped
+from graflow_ckpt.stores.store import Filters
 
 _WORD = re.compile(r"[a-z0-9]{1,20}\Z")
 _FIELDS = (
@@ -69,7 +69,7 @@ class TenantLease:
 class Tenant(Wrapper):
     """The part of a store that belongs to one tenant."""
 
-    word = "tenant"
+    word, argued = "tenant", True
 
     def __init__(self, inner: CheckpointStore, name: str) -> None:
         if not _WORD.match(name):
@@ -81,10 +81,6 @@ class Tenant(Wrapper):
         super().__init__(inner, name)
         self.name = name
         self._mark = f"{name}-"
-
-    @classmethod
-    def of(cls, inner: CheckpointStore, argument: str) -> Self:
-        return cls(inner, argument)
 
     # --- ownership ---------------------------------------------------------------------
 
@@ -101,15 +97,7 @@ class Tenant(Wrapper):
 
     # --- checkpoints -------------------------------------------------------------------
 
-    def put(
-        self,
-        path: str,
-        parts: Sequence[tuple[str, PartWriter]],
-        *,
-        lease: Lease | None,
-        stage: str,
-        drops: Drops = tuple,
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str, drops: Drops = tuple) -> None:
         kept = [
             (part, self._in_envelope(writer, stage) if part == META else writer) for part, writer in parts
         ]

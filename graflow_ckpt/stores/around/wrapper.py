@@ -27,19 +27,20 @@ from graflow_ckpt.core.protocols import (
     Journal,
     Lease,
     Owner,
-    PartWriter,
+    Parts,
     Saving,
     Source,
 )
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores.batches import Filters
 from graflow_ckpt.stores.prefixes import Layer
+from graflow_ckpt.stores.store import Filters
 
 
 class Wrapper:
     """The same store, under another address. `argument`: what follows the word, after a dot."""
 
     word: ClassVar[str]
+    argued: ClassVar[bool] = False  # whether an argument may follow the word
     reads_shared: ClassVar[bool] = False  # what the inner store has stored once for several checkpoints
     shares: ClassVar[bool] = False  # so do saves through it
 
@@ -49,9 +50,14 @@ class Wrapper:
 
     @classmethod
     def of(cls, inner: CheckpointStore, argument: str) -> Self:
-        """Return the wrapper that an address asks for. This one takes no argument."""
-        takes_none(cls, inner, argument)
-        return cls(inner)
+        """Return the wrapper that an address asks for."""
+        if argument and not cls.argued:
+            raise CheckpointError(
+                f"{cls.word}+ takes nothing behind a dot, and {argument!r} stands there.",
+                hint=f"Write {cls.word}+{masked(inner.url)}.",
+                store=masked(inner.url),
+            )
+        return cls(inner, argument) if cls.argued else cls(inner)
 
     @property
     def url(self) -> str:
@@ -108,15 +114,7 @@ class Wrapper:
     def drops_along(self) -> bool:
         return self.inner.drops_along
 
-    def put(
-        self,
-        path: str,
-        parts: Sequence[tuple[str, PartWriter]],
-        *,
-        lease: Lease | None,
-        stage: str,
-        drops: Drops = tuple,
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str, drops: Drops = tuple) -> None:
         along = partial(self._drops, drops)
         self.inner.put(self._inner(path), parts, lease=lease, stage=stage, drops=along)
 
@@ -140,7 +138,7 @@ class Wrapper:
         return [(self._outer(path), raw) for path, raw in self.inner.newest(limit, **wanted)]
 
     def delete(self, path: str) -> bool:
-        return self.inner.delete(self._inner(path))
+        return self.delete_many([path]) > 0
 
     def delete_many(self, paths: Iterable[str]) -> int:
         return self.inner.delete_many([self._inner(path) for path in paths])
@@ -207,16 +205,6 @@ class Through:
 
     def sweep(self) -> int:
         return self._inner.sweep()
-
-
-def takes_none(kind: type[Wrapper], inner: CheckpointStore, argument: str) -> None:
-    """Refuse an argument."""
-    if argument:
-        raise CheckpointError(
-            f"{kind.word}+ takes nothing behind a dot, and {argument!r} stands there.",
-            hint=f"Write {kind.word}+{masked(inner.url)}.",
-            store=masked(inner.url),
-        )
 
 
 def layers(store: CheckpointStore) -> Iterator[CheckpointStore]:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 from graflow_ckpt.core.errors import CheckpointError, JournalFailed
-from graflow_ckpt.stores.fencing import cannot_append, used
+from graflow_ckpt.stores.claims import cannot_append, used
 from graflow_ckpt.stores.files.disk import Disk, refusing
 from graflow_ckpt.stores.files.ownership import LocalLease
 

@@ -27,11 +27,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, Fenced, SessionBusy
+from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.links.processes import holders, is_gone, myself, named
 from graflow_ckpt.stores.claims import (
     NO_MORE,
+    HeldLease,
     busy,
     lines_of,
     lost,
@@ -39,7 +40,6 @@ from graflow_ckpt.stores.claims import (
     number,
     owner_of,
     parsed,
-    released,
 )
 from graflow_ckpt.stores.files.disk import Disk, refusing
 from graflow_ckpt.stores.files.lock import Flock, is_held, locked
@@ -66,58 +66,43 @@ class OwnerRecord:
         return json.dumps(said, separators=(",", ":")).encode()
 
 
-class LocalLease:
-    """A session that this process owns until it releases it or ends."""
+class LocalLease(HeldLease):
+    """One in a folder: it is never fenced, but for its files."""
 
     def __init__(
         self, ownership: Ownership, session: str, record: OwnerRecord, lock: Flock, taken_from: Owner | None
     ) -> None:
-        self.session = session
-        self.epoch = record.epoch
-        self.taken_from = taken_from
-        self.where = ownership.folder
-        self._record = record
-        self._ownership = ownership
-        self._lock = lock
-        self._process = os.getpid()
+        self._record, self._ownership, self._lock = record, ownership, lock
         self._began_empty = ownership.is_empty(session)
         self._mutex = threading.Lock()
+        super().__init__(ownership.folder, session, record.epoch, "", taken_from)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep the other threads of this process out."""
-        self._not_released()
+        self.not_released()
         with self._mutex:
-            self._not_released()
+            self.not_released()
             yield
 
     def check(self) -> None:
-        """Raise `Fenced` unless the session is still ours."""
-        self._not_released()
+        self.not_released()
         if not self._lock.is_in_place():
             self._lost()
         if self._ownership.is_remote and self._ownership.read(self.session) != self._record:
             self._lost()
 
-    def release(self) -> None:
-        """Release the session. What cannot be written then does not matter: the lock ends anyway."""
-        if self._lock.fd < 0 or os.getpid() != self._process:
-            return
+    def _let_go(self) -> None:
         try:
             with self.locked():
                 self.check()
                 if self._began_empty or not self._ownership.is_empty(self.session):
-                    self._write(replace(self._record, owner=None))
+                    self._ownership.write(self.session, replace(self._record, owner=None))
                 else:
                     self._ownership.delete(self.session)  # what it had was deleted, and so is this
-        except (Fenced, CheckpointError, OSError) as error:
-            _logger.info("session %s let go without a word: %s", self.session, error)
         finally:
+            self._released = True  # first: no thread is to ask a lock that is closed
             self._lock.close()
-
-    def _write(self, record: OwnerRecord) -> None:
-        self._ownership.write(self.session, record)
-        self._record = record
 
     def _lost(self) -> None:
         if not os.path.lexists(self._lock.path):
@@ -129,10 +114,6 @@ class LocalLease:
             )
         found = self._ownership.read(self.session)
         raise lost(self.session, self.epoch, found.epoch, found.owner)
-
-    def _not_released(self) -> None:
-        if self._lock.fd < 0 or os.getpid() != self._process:
-            raise released(self.session, self.epoch)
 
 
 class Ownership:

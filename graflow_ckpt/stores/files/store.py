@@ -23,9 +23,8 @@ from functools import partial
 
 from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import Drops, Lease, Line, Owner, PartWriter
-from graflow_ckpt.stores.claims import no_take_over
-from graflow_ckpt.stores.fencing import clearing
+from graflow_ckpt.core.protocols import Drops, Lease, Line, Owner, Parts
+from graflow_ckpt.stores.claims import clearing, no_take_over
 from graflow_ckpt.stores.files import journal as segments
 from graflow_ckpt.stores.files import trio
 from graflow_ckpt.stores.files.disk import Disk, FileSource, anyones, open_to_all, refusing
@@ -118,15 +117,7 @@ class LocalStore(Store[LocalLease]):
 
     # --- checkpoints -------------------------------------------------------------------
 
-    def put(
-        self,
-        path: str,
-        parts: Sequence[tuple[str, PartWriter]],
-        *,
-        lease: Lease | None,
-        stage: str,
-        drops: Drops = tuple,
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str, drops: Drops = tuple) -> None:
         target = self._target(path)
         mine = self._own(lease) if lease is not None else None
         own = mine is not None and self._session_of(target) == mine.session

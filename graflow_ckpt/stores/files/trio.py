@@ -27,7 +27,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, SaveOutcomeUnknown
-from graflow_ckpt.core.protocols import PartWriter
+from graflow_ckpt.core.protocols import Parts
 from graflow_ckpt.stores.files.disk import Disk, FileSink, FileSource, refusal, refusing
 from graflow_ckpt.stores.names import META, PARTS, check_parts, document_in, not_found, replaced
 
@@ -62,7 +62,7 @@ class Target:
 def write(
     disk: Disk,
     target: Target,
-    parts: Sequence[tuple[str, PartWriter]],
+    parts: Parts,
     stage: str,
     guard: Callable[[], AbstractContextManager[None]],
 ) -> bool:
@@ -90,7 +90,7 @@ def write(
     return synced
 
 
-def _check(target: Target, parts: Sequence[tuple[str, PartWriter]], stage: str) -> None:
+def _check(target: Target, parts: Parts, stage: str) -> None:
     if not _STAGE.match(stage) or stage == _DELETED:
         raise ValueError(f"{stage!r} is not a staging id")
     check_parts([part for part, _ in parts])
@@ -112,9 +112,7 @@ def check_stands(disk: Disk, target: Target, stage: str) -> None:
             raise replaced(target.final("pkl"))
 
 
-def _stage(
-    disk: Disk, target: Target, parts: Sequence[tuple[str, PartWriter]], stage: str, made: list[str]
-) -> bool:
+def _stage(disk: Disk, target: Target, parts: Parts, stage: str, made: list[str]) -> bool:
     """Do W1 to W3. What was created is added to `made`, in order."""
     fds: list[int] = []
     try:

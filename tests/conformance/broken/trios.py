@@ -15,12 +15,12 @@ from typing import Any
 
 from graflow_ckpt.core.errors import CheckpointNotFound
 from graflow_ckpt.core.protocols import Buffer, Lease, PartWriter, Sink
-from graflow_ckpt.stores.batches import within
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.head import head_key, scope_of
 from graflow_ckpt.stores.names import META, Collected, facts_in, path_of
-from graflow_ckpt.stores.pieces import BytesSource
+from graflow_ckpt.stores.store import within
+from graflow_ckpt.stores.streams import BytesSource
 from tests import things
 from tests.trios import all_of, writer
 

@@ -6,12 +6,12 @@ It is a real store; only the way to it is blocked. `after`: the call is made, an
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from graflow_ckpt.core.errors import ServerGone
-from graflow_ckpt.core.protocols import CheckpointStore, Drops, Journal, Lease, Owner, PartWriter, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Drops, Journal, Lease, Owner, Parts, Source
 from graflow_ckpt.stores.around.wrapper import Wrapper
 
 T = TypeVar("T")
@@ -67,15 +67,7 @@ class Far(Wrapper):
     def owner(self, session: str) -> Owner | None:
         return self.over("owner", lambda: self.inner.owner(session))
 
-    def put(
-        self,
-        path: str,
-        parts: Sequence[tuple[str, PartWriter]],
-        *,
-        lease: Lease | None,
-        stage: str,
-        drops: Drops = tuple,
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str, drops: Drops = tuple) -> None:
         self.over("put", lambda: super(Far, self).put(path, parts, lease=lease, stage=stage, drops=drops))
 
     def open(self, path: str, part: str, stage: str) -> Source:

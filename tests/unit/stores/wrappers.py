@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self
-
-from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.around.wrapper import Wrapper
 
 
 class Plain(Wrapper):
     """Takes any argument."""
 
-    word = "plain"
-
-    @classmethod
-    def of(cls, inner: CheckpointStore, argument: str) -> Self:
-        return cls(inner, argument)
+    word, argued = "plain", True
 
 
 class Other(Wrapper):

@@ -15,7 +15,7 @@ import pytest
 
 from graflow_ckpt.checkpoint.values import inert
 from graflow_ckpt.core.errors import CheckpointCorrupt
-from graflow_ckpt.stores.pieces import BytesSource
+from graflow_ckpt.stores.streams import BytesSource
 
 
 @dataclass

@@ -17,7 +17,7 @@ from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.around.encoded import Encrypted
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
-from graflow_ckpt.stores.pieces import BytesSource
+from graflow_ckpt.stores.streams import BytesSource
 from tests.unit.checkpoint.trios import save
 
 

@@ -51,7 +51,7 @@ from graflow_ckpt.stores.around.keys import Keyring, fernet_keys, new_key
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.names import document_in
-from graflow_ckpt.stores.pieces import BytesSource
+from graflow_ckpt.stores.streams import BytesSource
 from tests.trios import all_of, own_name, owning, writer
 from tests.unit.checkpoint import trios
 

@@ -7,8 +7,10 @@ passes on the sound store beside it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -29,13 +31,12 @@ from tests.conformance.contracts.contents import ContentContract
 from tests.conformance.contracts.fencing import (
     FencingContract,
     FencingProcessContract,
-    RestoredContract,
     Snapshot,
 )
 from tests.conformance.contracts.journal import ProcessContract
 from tests.conformance.contracts.store import StoreContract
-from tests.conformance.contracts.trio import Contract, Opener, names_of_tests
-from tests.conformance.restoring import in_folder, in_memory
+from tests.conformance.contracts.trio import Contract, Opener
+from tests.conformance.restoring import in_folder, in_memory, in_redis
 from tests.servers import Server
 
 IN_MEMORY: list[tuple[type[MemoryStore], str]] = [
@@ -65,32 +66,32 @@ IN_MEMORY: list[tuple[type[MemoryStore], str]] = [
     (trios.TakesEverything, "test_it_takes_its_own_paths_and_no_others"),
     (trios.FoldsCase, "test_names_that_differ_a_little_are_different"),
     (trios.SelectsByLike, "test_checkpoints_of_sessions_whose_ids_are_alike_are_apart"),
-    (owners.FencesByTheClock, "test_who_was_taken_over_puts_nothing"),
-    (owners.FencesAtTheStart, "test_a_put_that_began_before_the_takeover_ends_without_a_trace"),
-    (owners.FencesOwnNamesOnly, "test_who_was_taken_over_puts_nothing"),
-    (owners.FencesAfterTheFact, "test_who_was_taken_over_replaces_nothing"),
+    (owners.FencesByTheClock, "test_who_has_lost_it_puts_nothing"),
+    (owners.FencesAtTheStart, "test_a_put_that_began_before_the_loss_ends_without_a_trace"),
+    (owners.FencesOwnNamesOnly, "test_who_has_lost_it_puts_nothing"),
+    (owners.FencesAfterTheFact, "test_who_has_lost_it_puts_nothing"),
     *(
         (owners.FencesByTheEpochAlone, f"test_{test}")
         for test in (
-            "who_was_forgotten_finds_out_and_is_told_who_the_owner_is",
-            "who_was_forgotten_puts_nothing",
-            "a_put_that_began_before_ends_without_a_trace",
-            "who_was_forgotten_cannot_let_the_session_go",
-            "who_was_forgotten_appends_nothing",
-            "who_was_forgotten_begins_no_segment",
+            "who_has_lost_it_finds_out_and_is_told_who_the_owner_is",
+            "who_has_lost_it_puts_nothing",
+            "a_put_that_began_before_the_loss_ends_without_a_trace",
+            "who_has_lost_it_cannot_let_the_session_go",
+            "who_has_lost_it_appends_nothing",
+            "who_has_lost_it_begins_no_segment",
             "two_owners_of_one_epoch_have_no_segment_in_common",
         )
     ),
     (owners.TakesAnyLease, "test_a_lease_of_something_else_is_refused"),
     (owners.ForgetsEpochs, "test_an_epoch_only_grows"),
-    (owners.ReusesEpochs, "test_who_was_taken_over_finds_out"),
-    (owners.ReleasesByName, "test_who_was_taken_over_cannot_let_the_session_go"),
+    (owners.ReusesEpochs, "test_who_has_lost_it_finds_out_and_is_told_who_the_owner_is"),
+    (owners.ReleasesByName, "test_who_has_lost_it_cannot_let_the_session_go"),
     (owners.LooksThenTakes, "test_of_many_who_acquire_at_once_one_is_the_owner"),
     (owners.ExpiresByThisClock, "test_no_step_of_this_machines_clock_changes_the_owner"),
     (owners.NeverRenews, "test_an_owner_that_does_nothing_stays_the_owner"),
     (owners.OwnsAllOrNothing, "test_sessions_are_owned_one_by_one"),
     (owners.NamesNobody, "test_a_second_owner_is_refused_and_told_who_the_first_is"),
-    (owners.AppendsUnfenced, "test_who_was_taken_over_appends_nothing"),
+    (owners.AppendsUnfenced, "test_who_has_lost_it_appends_nothing"),
     (owners.BuffersFrames, "test_a_frame_is_there_when_append_returns"),
     (owners.LosesFramesOfThreads, "test_frames_of_many_threads_stay_whole"),
     (owners.GoesOnAfterClose, "test_a_closed_segment_takes_nothing"),
@@ -126,7 +127,7 @@ ON_DISK: list[tuple[type[LocalStore | SqliteStore], str]] = [
 CONVICTION = (AssertionError, pytest.fail.Exception, GraflowError)
 
 
-class Impatient(StoreContract, FencingContract, RestoredContract, ProcessContract, FencingProcessContract):
+class Impatient(StoreContract, FencingContract, ProcessContract, FencingProcessContract):
     """The tests to convict with. Not collected: they run on the broken stores only."""
 
     patience = 0.4
@@ -135,10 +136,9 @@ class Impatient(StoreContract, FencingContract, RestoredContract, ProcessContrac
 
 def convict(opener: Opener, test: str, snapshot: Snapshot) -> None:
     """Run one test of the contract as pytest does, with each of its parameters, in an empty place."""
-    fixtures = [opener, snapshot] if test in names_of_tests(RestoredContract) else [opener]
     for run in runs_of(Impatient(), test):
         empty = snapshot()
-        run(*fixtures)
+        run(*([opener, snapshot] if "snapshot" in inspect.signature(run).parameters else [opener]))
         empty()
 
 
@@ -146,8 +146,8 @@ def runs_of(suite: Contract, test: str) -> list[Callable[..., None]]:
     """The test with each of its parameters."""
     method: Callable[..., None] = getattr(suite, test)
     marks = [mark.args for mark in getattr(method, "pytestmark", []) if mark.name == "parametrize"]
-    arguments = [{name: value} for name, values in marks for value in values] or [{}]
-    return [partial(method, **each) for each in arguments]
+    each = product(*([(name, value) for value in values] for name, values in marks))
+    return [partial(method, **dict(arguments)) for arguments in each]
 
 
 def named(case: object) -> str:
@@ -264,7 +264,7 @@ LINES = {
     "whatever the head is by now": (
         "if redis.call('GETRANGE', KEYS[at + i], 0, 11) ~= (wanted == '-' and '' or wanted) then",
         "if false then",
-        "test_who_was_taken_over_puts_nothing",
+        "test_who_has_lost_it_puts_nothing",
     ),
     "who claims at the same time": (
         "if redis.call('GETRANGE', KEYS[at + i], 0, 11) ~= (wanted == '-' and '' or wanted) then",
@@ -274,7 +274,7 @@ LINES = {
     "what has begun before somebody else claims": (
         "if redis.call('GETRANGE', KEYS[at + i], 0, 11) ~= (wanted == '-' and '' or wanted) then",
         "if false then",
-        "test_a_put_that_began_before_the_takeover_ends_without_a_trace",
+        "test_a_put_that_began_before_the_loss_ends_without_a_trace",
     ),
     "what is dropped is still listed": (
         "redis.call('ZREM', rows .. fact, key)",
@@ -289,7 +289,7 @@ LINES = {
     "the order of commits": (
         "local number = redis.call('HINCRBY', rows, '', 1)",
         "local number = 1",
-        "test_the_newest_of_a_session_comes_first",
+        "test_the_newest_come_first_also_between_sessions",
     ),
 }
 
@@ -299,15 +299,13 @@ def test_a_script_that_carries_out_batches_badly_is_convicted(
     redis_server: Server, redis_url: str, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     line, other, test = LINES[broken]
-    sound = redis_driver.source("batch")
-    assert sound.count(line) == 1
+    source = redis_driver.source
+    assert [source(name).count(line) for name in ("batch", "find")] == [1, 0]
 
-    def run() -> None:
-        for each in runs_of(Impatient(), test):
-            redis_server.ask("FLUSHALL")
-            each(partial(RedisStore, redis_url))
+    opener, snapshot = partial(RedisStore, redis_url), in_redis(redis_server)
+    redis_server.ask("FLUSHALL")
 
-    run()
-    monkeypatch.setattr(redis_driver, "source", lambda name: sound.replace(line, other))
+    convict(opener, test, snapshot)
+    monkeypatch.setattr(redis_driver, "source", lambda name: source(name).replace(line, other))
     with pytest.raises(CONVICTION):
-        run()
+        convict(opener, test, snapshot)

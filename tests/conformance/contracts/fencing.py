@@ -183,8 +183,18 @@ class clock_off_by:
 # --- fences --------------------------------------------------------------------------------
 
 
+Snapshot = Callable[[], Callable[[], None]]
+"""Takes a copy of all that the place of `opener` has; what it returns puts that back under open stores."""
+
+WAYS = pytest.mark.parametrize("how", ["taken over", "forgotten"])  # in which a session is lost
+
+
 class FencingContract(Contract):
-    """Of two owners the later one writes, and the other one is told."""
+    """Of two owners the later one writes, and the other is told. A class of tests gives `snapshot`, too."""
+
+    @pytest.fixture
+    def snapshot(self, opener: Opener) -> Snapshot:
+        raise NotImplementedError("give the class a fixture `snapshot` that copies your storage")
 
     def test_an_epoch_only_grows(self, opener: Opener) -> None:
         store, epochs = opener(), []
@@ -210,78 +220,6 @@ class FencingContract(Contract):
             put_own(store, a, 1)
             assert listed(store) == [named(own_name("a"))]
 
-    def test_who_was_taken_over_finds_out(self, opener: Opener) -> None:
-        store, other = opener(), opener()
-        old = store.acquire("s")
-
-        with owning(other, take_over=True) as new:
-            assert new.epoch == old.epoch + 1
-            assert new.taken_from is not None
-            assert new.taken_from.pid == os.getpid()
-            for _ in range(2):
-                with pytest.raises(Fenced, match="taken over by process"):
-                    old.check()
-            new.check()
-
-    @pytest.mark.parametrize("name", [own_name(), "best"], ids=["own", "named"])
-    def test_who_was_taken_over_puts_nothing(self, opener: Opener, name: str) -> None:
-        store, other = opener(), opener()
-        old = store.acquire("s")
-
-        with owning(other, take_over=True):
-            with pytest.raises(Fenced):
-                put(store, name, "late", lease=old)
-
-            assert listed(other) == []
-
-    def test_who_was_taken_over_replaces_nothing(self, opener: Opener) -> None:
-        store, other = opener(), opener()
-        old = store.acquire("s")
-        path = put_own(store, old, 1, "former")
-
-        with owning(other, take_over=True) as new:
-            with pytest.raises(Fenced):
-                put_own(store, old, 1, "late")
-            assert read(other, path).stage == "former"
-            put_own(other, new, 1, "newer")
-            with pytest.raises(Fenced):
-                put_own(store, old, 1, "late")
-
-        assert read(store, path).stage == "newer"
-
-    @pytest.mark.parametrize("name", [own_name(), "best"], ids=["own", "named"])
-    def test_a_put_that_began_before_the_takeover_ends_without_a_trace(
-        self, opener: Opener, name: str
-    ) -> None:
-        store, other = opener(), opener()
-        old, taken = store.acquire("s"), []
-
-        def lose(sink: Sink) -> None:
-            taken.append(other.acquire("s", take_over=True))
-            writer(meta_of("late"))(sink)
-
-        with pytest.raises(Fenced):
-            store.put(
-                path_of(store, name), [*parts_of("late")[:2], ("meta.json", lose)], lease=old, stage="late"
-            )
-
-        assert listed(other) == []
-        taken[0].check()
-        taken[0].release()
-
-    def test_who_was_taken_over_cannot_let_the_session_go(self, opener: Opener) -> None:
-        store, other = opener(), opener()
-        old = store.acquire("s")
-
-        with owning(other, take_over=True) as new:
-            old.release()
-
-            new.check()
-            assert other.owner("s") is not None
-            with pytest.raises(SessionBusy):
-                store.acquire("s")
-            put_own(other, new, 1)
-
     def test_sessions_whose_ids_are_alike_have_owners_of_their_own(self, opener: Opener) -> None:
         store = opener()
         leases = [store.acquire(session) for session in ALIKE]
@@ -297,33 +235,6 @@ class FencingContract(Contract):
         for lease in [*leases, *again]:
             lease.release()
         assert [store.owner(session) for session in ALIKE] == [None] * len(ALIKE)
-
-    def test_who_was_taken_over_appends_nothing(self, opener: Opener) -> None:
-        store, other = opener(), opener()
-        old = store.acquire("s")
-        journal = store.journal(old, 0)
-        journal.append(b"frame;")
-
-        with owning(other, take_over=True) as new:
-            with pytest.raises(Fenced, match="taken over by process"):
-                journal.append(b"late;")
-            append(other, new, 7, b"newer;")
-            with pytest.raises((Fenced, JournalFailed)):
-                journal.append(b"late;")
-
-            expected = [(old.epoch, 0, b"frame;"), (new.epoch, 7, b"newer;")]
-            assert segments(store) == segments(other) == expected
-        journal.close()
-
-    def test_who_was_taken_over_begins_no_segment(self, opener: Opener) -> None:
-        store, other = opener(), opener()
-        old = store.acquire("s")
-
-        with owning(other, take_over=True):
-            with pytest.raises(Fenced, match="taken over by process"):
-                store.journal(old, 0)
-
-            assert segments(other) == []
 
     def test_of_many_who_take_over_at_once_one_is_left(self, opener: Opener) -> None:
         def take() -> Lease | None:
@@ -366,6 +277,175 @@ class FencingContract(Contract):
             for step in (DAY, -DAY):
                 with clock_off_by(step), pytest.raises(Fenced):
                     put_own(store, old, 2)
+
+    @WAYS
+    def test_who_has_lost_it_finds_out_and_is_told_who_the_owner_is(
+        self, opener: Opener, snapshot: Snapshot, how: str
+    ) -> None:
+        store, other = opener(), opener()
+        put_back, old = begun(store, snapshot, how)
+        put_back()
+
+        with owning(other, take_over=True) as new:
+            for _ in range(2):
+                with pytest.raises(Fenced) as fenced:
+                    old.check()
+                owner: Owner | None = fenced.value.ids["owner"]
+                assert owner is not None
+                assert owner.pid == os.getpid()
+            new.check()
+
+        if how == "taken over":
+            assert new.epoch == old.epoch + 1
+            assert new.taken_from is not None
+            assert new.taken_from.pid == os.getpid()
+            assert "taken over by process" in fenced.value.message
+
+    @WAYS
+    @pytest.mark.parametrize(
+        "name", [own_name(), own_name(sequence=2), "best"], ids=["former", "own", "named"]
+    )
+    def test_who_has_lost_it_puts_nothing(
+        self, opener: Opener, snapshot: Snapshot, how: str, name: str
+    ) -> None:
+        store, other = opener(), opener()
+        put_back, old = begun(store, snapshot, how)
+        put_back()
+        before = list(other.list())
+
+        with owning(other, take_over=True) as new:
+            with pytest.raises(Fenced):
+                put(store, name, "late", lease=old)
+            assert list(other.list()) == before
+            put(other, name, "mine", lease=new)
+            with pytest.raises(Fenced):
+                put(store, name, "late", lease=old)
+
+        assert read(store, path_of(store, name)).stage == "mine"
+
+    @WAYS
+    @pytest.mark.parametrize("name", [own_name(sequence=2), "best"], ids=["own", "named"])
+    def test_a_put_that_began_before_the_loss_ends_without_a_trace(
+        self, opener: Opener, snapshot: Snapshot, how: str, name: str
+    ) -> None:
+        store, other = opener(), opener()
+        put_back, old = begun(store, snapshot, how)
+        taken: list[Lease] = []
+
+        def lose(sink: Sink) -> None:
+            put_back()
+            taken.append(other.acquire("s", take_over=True))
+            writer(meta_of("late", sequence=2))(sink)
+
+        path, parts = path_of(store, name), [*parts_of("late")[:2], ("meta.json", lose)]
+        with pytest.raises(Fenced):
+            store.put(path, parts, lease=old, stage="late")
+
+        assert listed(other) == [named(own_name())]
+        put_own(other, taken[0], 2)
+        taken[0].release()
+
+    @WAYS
+    def test_who_has_lost_it_cannot_let_the_session_go(
+        self, opener: Opener, snapshot: Snapshot, how: str
+    ) -> None:
+        store, other = opener(), opener()
+        put_back, old = begun(store, snapshot, how)
+        put_back()
+
+        with owning(other, take_over=True) as new:
+            old.release()
+
+            new.check()
+            assert other.owner("s") is not None
+            with pytest.raises(SessionBusy):
+                store.acquire("s")
+            put_own(other, new, 2)
+
+    @WAYS
+    @pytest.mark.parametrize("frames", [0, 1, 2])
+    def test_who_has_lost_it_appends_nothing(
+        self, opener: Opener, snapshot: Snapshot, how: str, frames: int
+    ) -> None:
+        store, other = opener(), opener()
+        put_back, old = begun(store, snapshot, how)
+        journal = store.journal(old, 1)
+        for _ in range(frames):
+            journal.append(b"frame;")
+        put_back()
+
+        with owning(other, take_over=True) as new:
+            with pytest.raises(Fenced):
+                journal.append(b"late;")
+            append(other, new, 7, b"newer;")
+            with pytest.raises((Fenced, JournalFailed)):
+                journal.append(b"late;")
+
+            kept = [(old.epoch, 1, b"frame;" * frames)] if frames and how == "taken over" else []
+            assert segments(store) == segments(other) == [*kept, (new.epoch, 7, b"newer;")]
+        journal.close()
+
+    @WAYS
+    def test_who_has_lost_it_begins_no_segment(self, opener: Opener, snapshot: Snapshot, how: str) -> None:
+        store, other = opener(), opener()
+        put_back, old = begun(store, snapshot, how)
+        put_back()
+
+        with owning(other, take_over=True):
+            with pytest.raises(Fenced):
+                store.journal(old, 1)
+
+            assert segments(other) == []
+
+    def test_what_came_after_the_copy_is_gone_and_its_epoch_comes_again(
+        self, opener: Opener, snapshot: Snapshot
+    ) -> None:
+        store, other = opener(), opener()
+        put_back, first = begun(store, snapshot, "forgotten")
+        put_own(store, first, 2, "later")
+
+        put_back()
+
+        assert listed(other) == [named(own_name())]
+        with owning(other, take_over=True) as second:
+            assert second.epoch == first.epoch
+
+    def test_an_owner_whose_own_commits_were_forgotten_writes_nothing_more(
+        self, opener: Opener, snapshot: Snapshot
+    ) -> None:
+        store, other = opener(), opener()
+        with owning(store) as lease:
+            put_own(store, lease, 1)
+            put_back = snapshot()
+            put_own(store, lease, 2)  # confirmed, and lost now: what follows from it must not be stored
+            put_back()
+
+            with pytest.raises(Fenced):
+                put_own(store, lease, 3)
+
+        assert listed(other, "s") == [named(own_name())]
+
+    @pytest.mark.parametrize("frames", [0, 2])
+    def test_two_owners_of_one_epoch_have_no_segment_in_common(
+        self, opener: Opener, snapshot: Snapshot, frames: int
+    ) -> None:
+        store, other = opener(), opener()
+        put_back, first = begun(store, snapshot, "forgotten")
+        old = store.journal(first, 1)
+        for _ in range(frames):
+            old.append(b"lost;")
+        put_back()
+
+        with owning(other, take_over=True) as second:
+            new = other.journal(second, 1)
+            for frame in (b"one;", b"two;", b"three;"):
+                with pytest.raises((Fenced, JournalFailed)):
+                    old.append(b"late;")
+                new.append(frame)
+            new.close()
+
+            assert segments(other) == [(second.epoch, 1, b"one;two;three;")]
+        old.close()
 
 
 class FencingProcessContract(Contract):
@@ -436,168 +516,10 @@ def _take_over(store: CheckpointStore, session: str, begun: threading.Event) -> 
         return listed(store, session)
 
 
-# --- a storage that was put back -----------------------------------------------------------
-
-
-Snapshot = Callable[[], Callable[[], None]]
-"""Takes a copy of all that the place of `opener` has; what it returns puts that back under open stores."""
-
-
-class RestoredContract(Contract):
-    """A class of tests gives `snapshot`, too."""
-
-    epochs_come_again: bool = True
-    """False for a store that remembers elsewhere which epochs it has given out."""
-
-    @pytest.fixture
-    def snapshot(self, opener: Opener) -> Snapshot:
-        raise NotImplementedError("give the class a fixture `snapshot` that copies your storage")
-
-    def test_what_came_after_the_copy_is_gone_and_its_epoch_comes_again(
-        self, opener: Opener, snapshot: Snapshot
-    ) -> None:
-        store, other = opener(), opener()
-        put_back, first = begun(store, snapshot)
-        put_own(store, first, 2, "later")
-
-        put_back()
-
-        assert listed(other) == [named(own_name())]
-        with owning(other, take_over=True) as second:
-            assert second.epoch >= first.epoch
-            assert (second.epoch == first.epoch) is self.epochs_come_again
-
-    def test_who_was_forgotten_finds_out_and_is_told_who_the_owner_is(
-        self, opener: Opener, snapshot: Snapshot
-    ) -> None:
-        store, other = opener(), opener()
-        put_back, first = begun(store, snapshot)
-        put_back()
-
-        with owning(other, take_over=True) as second:
-            with pytest.raises(Fenced) as fenced:
-                first.check()
-            second.check()
-
-        owner: Owner | None = fenced.value.ids["owner"]
-        assert owner is not None
-        assert owner.pid == os.getpid()
-
-    @pytest.mark.parametrize("name", [own_name(sequence=2), "best"], ids=["own", "named"])
-    def test_who_was_forgotten_puts_nothing(self, opener: Opener, snapshot: Snapshot, name: str) -> None:
-        store, other = opener(), opener()
-        put_back, first = begun(store, snapshot)
-        put_back()
-
-        with owning(other, take_over=True) as second:
-            with pytest.raises(Fenced):
-                put(store, name, "late", lease=first, sequence=2)
-
-            assert listed(other) == [named(own_name())]
-            put(other, name, "mine", lease=second, sequence=2)
-            with pytest.raises(Fenced):
-                put(store, name, "late", lease=first, sequence=2)
-            assert read(other, path_of(other, name)).stage == "mine"
-
-    def test_a_put_that_began_before_ends_without_a_trace(self, opener: Opener, snapshot: Snapshot) -> None:
-        store, other = opener(), opener()
-        put_back, first = begun(store, snapshot)
-        second: list[Lease] = []
-
-        def forget(sink: Sink) -> None:
-            put_back()
-            second.append(other.acquire("s", take_over=True))
-            writer(meta_of("late", sequence=2))(sink)
-
-        path, parts = path_of(store, own_name(sequence=2)), [*parts_of("late")[:2], ("meta.json", forget)]
-        with pytest.raises(Fenced):
-            store.put(path, parts, lease=first, stage="late")
-
-        assert listed(other) == [named(own_name())]
-        put_own(other, second[0], 2)
-        second[0].release()
-
-    def test_who_was_forgotten_cannot_let_the_session_go(self, opener: Opener, snapshot: Snapshot) -> None:
-        store, other = opener(), opener()
-        put_back, first = begun(store, snapshot)
-        put_back()
-
-        with owning(other, take_over=True) as second:
-            first.release()
-
-            second.check()
-            with pytest.raises(SessionBusy):
-                store.acquire("s")
-            put_own(other, second, 2)
-
-    @pytest.mark.parametrize("frames", [0, 1, 2])
-    def test_who_was_forgotten_appends_nothing(self, opener: Opener, snapshot: Snapshot, frames: int) -> None:
-        store, other = opener(), opener()
-        put_back, first = begun(store, snapshot)
-        journal = store.journal(first, 1)
-        for _ in range(frames):
-            journal.append(b"lost;")
-        put_back()
-
-        with owning(other, take_over=True):
-            with pytest.raises(Fenced):
-                journal.append(b"late;")
-
-            assert segments(other) == []
-        journal.close()
-
-    def test_who_was_forgotten_begins_no_segment(self, opener: Opener, snapshot: Snapshot) -> None:
-        store, other = opener(), opener()
-        put_back, first = begun(store, snapshot)
-        put_back()
-
-        with owning(other, take_over=True):
-            with pytest.raises(Fenced):
-                store.journal(first, 1)
-
-            assert segments(other) == []
-
-    def test_an_owner_whose_own_commits_were_forgotten_writes_nothing_more(
-        self, opener: Opener, snapshot: Snapshot
-    ) -> None:
-        store, other = opener(), opener()
-        with owning(store) as lease:
-            put_own(store, lease, 1)
-            put_back = snapshot()
-            put_own(store, lease, 2)  # confirmed, and lost now: what follows from it must not be stored
-            put_back()
-
-            with pytest.raises(Fenced):
-                put_own(store, lease, 3)
-
-        assert listed(other, "s") == [named(own_name())]
-
-    @pytest.mark.parametrize("frames", [0, 2])
-    def test_two_owners_of_one_epoch_have_no_segment_in_common(
-        self, opener: Opener, snapshot: Snapshot, frames: int
-    ) -> None:
-        store, other = opener(), opener()
-        put_back, first = begun(store, snapshot)
-        old = store.journal(first, 1)
-        for _ in range(frames):
-            old.append(b"lost;")
-        put_back()
-
-        with owning(other, take_over=True) as second:
-            new = other.journal(second, 1)
-            for frame in (b"one;", b"two;", b"three;"):
-                with pytest.raises((Fenced, JournalFailed)):
-                    old.append(b"late;")
-                new.append(frame)
-            new.close()
-
-            assert segments(other) == [(second.epoch, 1, b"one;two;three;")]
-        old.close()
-
-
-def begun(store: CheckpointStore, snapshot: Snapshot) -> tuple[Callable[[], None], Lease]:
-    """A session with one checkpoint is copied, and owned again: what puts the copy back, and that owner."""
+def begun(store: CheckpointStore, snapshot: Snapshot, how: str) -> tuple[Callable[[], None], Lease]:
+    """Own a session with one checkpoint. Return what puts a copy of before back, if the owner is to be
+    forgotten, and the lease."""
     with owning(store) as former:
         put_own(store, former, 1)
-    put_back = snapshot()
+    put_back = snapshot() if how == "forgotten" else lambda: None
     return put_back, store.acquire("s")

@@ -7,7 +7,6 @@ from tests.conformance.contracts.fencing import (
     FencingContract,
     FencingProcessContract,
     OwnershipContract,
-    RestoredContract,
 )
 from tests.conformance.contracts.journal import JournalContract, ProcessContract, ThreadContract
 from tests.conformance.contracts.listing import BatchContract, ListingContract, NamesContract
@@ -27,7 +26,7 @@ class StoreContract(
     """Everything that one process can see of a store."""
 
 
-class InProcess(StoreContract, AlongContract, FencingContract, RestoredContract):
+class InProcess(StoreContract, AlongContract, FencingContract):
     """As far as one process goes, where a session can be taken from a living owner."""
 
 

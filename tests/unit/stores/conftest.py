@@ -12,10 +12,9 @@ import pytest
 
 from graflow_ckpt.stores import streams
 from tests.servers import Server, binaries
-from tests.unit.stores.kinds import KINDS, Kind, kind_of
+from tests.unit.stores.kinds import KINDS, RANKS, Kind, kind_of
 
 SYNCED = {"appendonly": "yes", "appendfsync": "always"}  # else it keeps no journal
-RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +29,7 @@ def kind(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_keepers: None
 ) -> Iterator[Kind]:
     """An empty place for a store of each kind in turn; no rank of a cluster is set."""
-    for name in RANKS:
+    for name in (*RANKS, "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     kind = kind_of(request.param, request, tmp_path, monkeypatch)
     monkeypatch.setattr(type(kind.driver), "chunk", kind.chunk)
@@ -42,3 +41,9 @@ def kind(
 @pytest.fixture
 def store(kind: Kind) -> Any:
     return kind.open()
+
+
+@pytest.fixture
+def fresh(kind: Kind) -> Callable[[], Any]:
+    """Another process's view of the same store."""
+    return lambda: kind.open(lease=600)

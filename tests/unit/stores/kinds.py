@@ -11,7 +11,6 @@ move gigabytes, to no other end.
 from __future__ import annotations
 
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,12 +38,13 @@ from tests.object_servers import ObjectServer
 from tests.postgres_servers import PostgresServer
 from tests.proxy import Proxy
 from tests.servers import Server, binaries
+from tests.unit.stores.programs import ROOT, command, printed
 
-ROOT = Path(__file__).parents[3]
 REDIS = sorted(binaries())
 FORKING = ("sqlite", "postgres", *REDIS)  # a forked child may use them
 SHARED = (*FORKING, "objects")  # by processes
 KINDS = ("memory", *SHARED)
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")  # variables of a cluster's launcher
 _numbers = count()  # a place in memory stays as long as the process
 CHUNK = 1 << 16
 SMALL = """
@@ -112,18 +112,13 @@ from tests.unit.stores.texts import own_name, parts, put, read
 store = {name}({self.where!r}{given})
 {body}"""
 
-    def run(self, body: str) -> str:
-        """What a program with this `store` prints."""
-        done = subprocess.run(self._command(body), cwd=ROOT, capture_output=True, text=True, check=True)
-        assert done.stderr == ""
-        return done.stdout
+    def run(self, body: str) -> list[str]:
+        """The lines that a program with this `store` prints."""
+        return printed(self.program(body))
 
     def kill(self, body: str) -> None:
         """Run a program with this `store`, which kills itself."""
-        assert subprocess.run(self._command(body), cwd=ROOT, check=False).returncode == -9
-
-    def _command(self, body: str) -> list[str]:
-        return [sys.executable, "-W", "ignore::DeprecationWarning", "-c", self.program(body)]
+        assert subprocess.run(command(self.program(body)), cwd=ROOT, check=False).returncode == -9
 
     @contextmanager
     def proxy(self) -> Iterator[tuple[Proxy, str]]:
@@ -246,6 +241,11 @@ class InBucket(Kind):
 
     def _behind(self, proxy: Proxy) -> str:
         return str(self.server.at(self.address.rpartition("/")[2], proxy.port))
+
+
+def kept(kind: Kind) -> set[str]:
+    """Contents of which there is anything, by whoever wrote them."""
+    return {"/".join(key.split("/")[1:4]) for key in kind.listed() if len(key.split("/")) == 5}
 
 
 def kind_of(

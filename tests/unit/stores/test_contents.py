@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -33,24 +31,12 @@ from tests.trios import (
     there,
     writer,
 )
-from tests.unit.stores.interruptions import Killed, happening, killed, lost
-from tests.unit.stores.kinds import PROCESSES, ROOT, InBucket, Kind
+from tests.unit.stores.kinds import PROCESSES, InBucket, Kind, kept
+from tests.unit.stores.programs import ROOT, command
 
 ONE, TWO, THREE = content(1), content(2), content(3)
 LARGE = content(4, 300_000)
 NAMES = pytest.mark.parametrize("name", [own_name(), "best"], ids=["own", "named"])
-MOST = 60  # operations; that no save has more is asserted
-
-
-@pytest.fixture
-def fresh(kind: Kind) -> Callable[[], Any]:
-    """Another process's view of the same store."""
-    return lambda: kind.open(lease=600)
-
-
-def kept(kind: Kind) -> set[str]:
-    """Contents of which there is anything, by whoever wrote them."""
-    return {"/".join(key.split("/")[1:4]) for key in kind.listed() if len(key.split("/")) == 5}
 
 
 def saving_of(store: Any, name: str, lease: Any, stage: str, found: list[bytes], new: list[bytes]) -> Any:
@@ -187,86 +173,6 @@ def test_a_record_that_is_not_one_is_damage_and_no_other_trouble(
 
 
 # --- at every point at which a save can be stopped ----------------------------------------
-
-
-@NAMES
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_save_killed_anywhere_leaves_whole_checkpoints_and_nothing_once_somebody_owns_the_session(
-    fresh: Callable[[], Any], kind: Kind, name: str, after: bool
-) -> None:
-    done = False
-    for at in range(MOST):
-        victim = fresh()
-        lease = victim.acquire("s", take_over=True)
-        put_holding(victim, name, f"old{at}", [ONE, TWO], lease=lease)
-        with killed(victim, at, after=after), suppress(Killed):
-            put_holding(victim, name, f"new{at}", [TWO, THREE, LARGE], lease=lease)
-            done = True
-
-        new = fresh().acquire("s", take_over=True)
-        stage = json.loads(fresh().meta(path_of(victim, name)))["stage"]
-        expected = [ONE, TWO] if stage.startswith("old") else [TWO, THREE, LARGE]
-        assert held(fresh(), path_of(victim, name)) == expected
-        new.release()
-        if name != "best":  # what is left there is nobody's, and goes after a day
-            assert len(kept(kind)) == len(expected)
-            assert kind.head().pins == {}
-        assert fresh().delete(path_of(victim, name))
-        if done:
-            break
-
-    assert done
-
-
-@NAMES
-def test_a_reply_lost_anywhere_in_a_save_leaves_it_whole_or_undone(
-    fresh: Callable[[], Any], kind: Kind, name: str
-) -> None:
-    for at in range(MOST):
-        store = fresh()
-        lease = store.acquire("s", take_over=True)
-        put_holding(store, name, f"old{at}", [ONE, TWO], lease=lease)
-
-        failed = True
-        with happening(store, at, lost, after=True) as point, suppress(CheckpointError):
-            put_holding(store, name, f"new{at}", [TWO, THREE], lease=lease)
-            failed = False
-
-        stage = json.loads(fresh().meta(path_of(store, name)))["stage"]
-        assert failed or stage == f"new{at}"
-        found = held(fresh(), path_of(store, name))
-        assert found == ([ONE, TWO] if stage.startswith("old") else [TWO, THREE])
-        lease.release()
-        if not point.happened:
-            break
-
-    assert not point.happened
-
-
-@NAMES
-def test_a_save_that_was_carried_out_unheard_before_a_takeover_keeps_its_contents(
-    fresh: Callable[[], Any], name: str
-) -> None:
-    for at in range(MOST):
-        store, other = fresh(), fresh()
-        lease = store.acquire("s", take_over=True)
-        put_holding(store, name, f"old{at}", [ONE, TWO], lease=lease)
-
-        def take_over(other: Any = other) -> None:
-            other.acquire("s", take_over=True).release()
-            lost()
-
-        with happening(store, at, take_over, after=True) as point, suppress(CheckpointError, Fenced):
-            put_holding(store, name, f"new{at}", [TWO, THREE], lease=lease)
-        fresh().contents.sweep()
-
-        stage = json.loads(fresh().meta(path_of(store, name)))["stage"]
-        expected = [ONE, TWO] if stage.startswith("old") else [TWO, THREE]
-        assert held(fresh(), path_of(store, name)) == expected
-        if not point.happened:
-            break
-
-    assert not point.happened
 
 
 @NAMES
@@ -412,8 +318,9 @@ store.put(path, [("pkl", values), ("meta.json", values)], lease=lease, stage="tw
 def test_what_a_saver_has_left_that_was_killed_in_mid_save_goes_with_the_next_owner(
     store: CheckpointStore, kind: Kind
 ) -> None:
-    command = [sys.executable, "-c", kind.program(SAVER)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as saver:
+    with subprocess.Popen(
+        command(kind.program(SAVER)), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as saver:
         assert saver.stdout is not None
         assert saver.stdout.readline() == b"there\n"
         assert store.contents.sweep() == 0

@@ -5,14 +5,12 @@ Not here: what every store promises (tests/conformance).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointError, Fenced, JournalFailed
+from graflow_ckpt.core.errors import Fenced, JournalFailed
 from graflow_ckpt.core.protocols import CheckpointStore, Lease
-from graflow_ckpt.stores.drivers.redis.store import RedisStore
-from tests.servers import Server
 from tests.unit.stores.interruptions import happening, lost
 from tests.unit.stores.kinds import REDIS, SERVERS, InBucket, Kind, only
 from tests.unit.stores.texts import own_name, put
@@ -115,26 +113,6 @@ def test_an_append_that_is_not_confirmed_is_the_last(store: CheckpointStore, kin
 
         assert [raw for *_, raw in store.segments("s") if raw] == []
         lease.release()
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"appendonly": "yes", "appendfsync": "everysec"},
-        {"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "yes"},
-    ],
-)
-def test_a_redis_that_confirms_what_is_not_on_its_disk_keeps_no_journal(
-    own_redis: Callable[..., Server], config: dict[str, str]
-) -> None:
-    store = RedisStore(own_redis(config).url)
-    lease = store.acquire("s")
-
-    with pytest.raises(CheckpointError, match="appendfsync always"):
-        store.journal(lease, 0)
-
-    lease.release()
 
 
 # --- at every point at which an append can be stopped ------------------------------------

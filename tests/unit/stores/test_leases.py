@@ -6,11 +6,13 @@ Not here: what every store promises (tests/conformance), and saves that are stop
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import psycopg
@@ -36,8 +38,32 @@ from tests.unit.stores.kinds import (
     Kind,
     only,
 )
-from tests.unit.stores.leases import owner_elsewhere
+from tests.unit.stores.programs import ROOT, command
 from tests.unit.stores.texts import names, own_name, put, read
+
+OWNER = """
+lease = store.acquire("s")
+print(lease.epoch, flush=True)
+for line in sys.stdin:
+    try:
+        print(put(store, line.strip(), "theirs", lease), flush=True)
+    except GraflowError as error:
+        print(type(error).__name__, error, flush=True)
+"""
+
+
+@contextmanager
+def owner_elsewhere(kind: Kind, lease: float) -> Iterator[subprocess.Popen[str]]:
+    """A process that acquires the session, says so, and for each line puts a checkpoint of that name."""
+    owning = command(kind.program(OWNER, lease=lease))
+    with subprocess.Popen(owning, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "1\n"
+            yield process
+        finally:
+            process.kill()
+
 
 # --- one owner, whose epoch grows --------------------------------------------------------
 
@@ -47,18 +73,6 @@ def test_the_epoch_grows_from_one(store: CheckpointStore) -> None:
         lease = store.acquire("s")
         assert lease.epoch == epoch
         lease.release()
-
-
-def test_a_program_that_runs_once_per_rank_is_told_so(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "3")
-    lease = store.acquire("train")
-
-    with pytest.raises(SessionBusy, match='"train-rank3"'):
-        store.acquire("train")
-
-    lease.release()
 
 
 def test_a_session_puts_no_checkpoint_under_the_name_of_another_ones(store: CheckpointStore) -> None:
@@ -89,9 +103,6 @@ def test_a_lease_of_another_place_is_refused(
 def test_asking_for_an_owner_writes_nothing(store: CheckpointStore, kind: Kind) -> None:
     assert store.owner("s") is None
     assert kind.is_empty()
-
-
-# --- who has lost it ---------------------------------------------------------------------
 
 
 # --- dead, silent and stopped owners -----------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from graflow_ckpt.stores import home_of, open_store, open_store_of, places, stor
 from graflow_ckpt.stores.drivers.sqlite.names import folder_of, own_file
 from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.prefixes import WRAPPERS, Layer, begins_like_one, divided, prefix_of, unwrapped
+from tests.unit.stores.programs import printed
 from tests.unit.stores.texts import put
 
 
@@ -68,10 +67,10 @@ try:
 except ImportError as error:
     print(error.extra, error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    (said,) = printed(program)
 
-    assert done.stdout.startswith(f"{extra} ")
-    assert f"graflow-ckpt[{extra}]" in done.stdout
+    assert said.startswith(f"{extra} ")
+    assert f"graflow-ckpt[{extra}]" in said
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -24,24 +24,51 @@ from graflow_ckpt.core.errors import (
     SaveOutcomeUnknown,
     ServerGone,
 )
-from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.protocols import CheckpointStore, Lease
 from graflow_ckpt.stores import keyed, lease
 from graflow_ckpt.stores.head import scope_of
-from tests.trios import all_of
+from tests.trios import all_of, content, held, put_holding
 from tests.unit.stores.interruptions import Killed, happening, killed, lost, requests
-from tests.unit.stores.kinds import FORKING, KINDS, PROCESSES, REDIS, SERVERS, InBucket, Kind, only
+from tests.unit.stores.kinds import FORKING, KINDS, PROCESSES, REDIS, SERVERS, InBucket, Kind, kept, only
 from tests.unit.stores.texts import names, own_name, parts, put, read
 
 NAMES = pytest.mark.parametrize("name", [own_name(), "best"], ids=["own", "named"])
 ENDS = pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 SIZES = pytest.mark.parametrize("size", [1, 40_000], ids=["small", "large"])  # times three letters or four
 MOST = 60  # operations; that no write has more is asserted
+LARGE = Kind.large
 
 
-@pytest.fixture
-def fresh(kind: Kind) -> Callable[[], Any]:
-    """Another process's view of the same store."""
-    return lambda: kind.open(lease=600)
+class Save(NamedTuple):
+    """A save of a checkpoint of so many times its stage, or of one that holds contents, too."""
+
+    size: int
+    holds: bool = False
+
+    def contents(self, stage: str) -> list[bytes]:
+        one, two, three, large = *map(content, (1, 2, 3)), content(4, 300_000)
+        return ([one, two] if stage.startswith("old") else [two, three, large]) if self.holds else []
+
+    def put(self, store: Any, name: str, stage: str, lease: Lease) -> None:
+        if self.holds:
+            put_holding(store, name, stage, self.contents(stage), lease=lease)
+        else:
+            put(store, name, stage, lease, size=self.size)
+
+    def stage(self, store: Any, name: str) -> str:
+        """The stage of what is there, which is whole."""
+        if not self.holds:
+            stage, values, state = read(store, name)
+            assert (values, state) == (stage.encode() * self.size, stage.encode())
+            return stage
+        stage = str(json.loads(store.meta(name))["stage"])
+        assert held(store, f"{store.folder}/{name}") == self.contents(stage)
+        return stage
+
+
+SAVES = pytest.mark.parametrize(
+    "save", [Save(1), Save(40_000), Save(1, holds=True)], ids=["small", "large", "contents"]
+)
 
 
 # --- whole -------------------------------------------------------------------------------
@@ -355,29 +382,30 @@ def test_chunks_that_are_gone_at_the_commit_make_no_checkpoint(store: Checkpoint
 
 @NAMES
 @ENDS
-@SIZES
-def test_a_writer_killed_anywhere_leaves_the_former_checkpoint_or_the_new_one(
-    fresh: Callable[[], Any], kind: Kind, name: str, after: bool, size: int
+@SAVES
+def test_a_writer_killed_anywhere_leaves_the_former_checkpoint_or_the_new_one_and_nothing_else(
+    fresh: Callable[[], Any], kind: Kind, name: str, after: bool, save: Save
 ) -> None:
     found, done = [], False
     for at in range(MOST):
         victim = fresh()
         lease = victim.acquire("s", take_over=True)
-        put(victim, name, f"old{at}", lease, size=size)
+        save.put(victim, name, f"old{at}", lease)
         with killed(victim, at, after=after), suppress(Killed):
-            put(victim, name, f"new{at}", lease, size=size)
+            save.put(victim, name, f"new{at}", lease)
             done = True
 
-        stage, values, state = read(fresh(), name)
+        stage = save.stage(fresh(), name)
         assert stage in (f"old{at}", f"new{at}")
-        assert (values, state) == (stage.encode() * size, stage.encode())
         found.append(stage[:3])
 
         new = fresh().acquire("s", take_over=True)  # clears away what the dead one has left
-        assert read(fresh(), name)[0] == stage
+        assert save.stage(fresh(), name) == stage
         new.release()
         if name != "best":  # what is left there is nobody's, and goes after a day
-            assert len({key.split("/")[2] for key in kind.listed()}) <= 1
+            assert len({key.split("/")[2] for key in kind.listed() if key.count("/") < 4}) <= 1
+            assert len(kept(kind)) == len(save.contents(stage))
+            assert kind.head().pins == {}
         assert fresh().delete(name) is True
         if done:
             break
@@ -447,21 +475,24 @@ def test_a_writer_stopped_anywhere_does_not_overwrite_what_the_next_owner_has_wr
 
 
 @NAMES
-def test_a_reply_lost_anywhere_is_asked_for_again(fresh: Callable[[], Any], kind: Kind, name: str) -> None:
+@pytest.mark.parametrize("save", [Save(LARGE), Save(1, holds=True)], ids=["large", "contents"])
+def test_a_reply_lost_anywhere_is_asked_for_again(fresh: Callable[[], Any], name: str, save: Save) -> None:
     for at in range(MOST):
         store = fresh()
         lease = store.acquire("s", take_over=True)
-        put(store, name, "one", lease)
+        save.put(store, name, f"old{at}", lease)
 
+        failed = True
         with happening(store, at, lost, after=True) as point, suppress(CheckpointError):
-            put(store, name, "two", lease, size=kind.large)
+            save.put(store, name, f"new{at}", lease)
+            failed = False
 
+        assert save.stage(fresh(), name) in ([f"old{at}", f"new{at}"] if failed else [f"new{at}"])
+        save.put(store, name, f"newer{at}", lease)
+        assert save.stage(fresh(), name) == f"newer{at}"
+        lease.release()
         if not point.happened:
             break
-        assert read(fresh(), name)[0] in ("one", "two")
-        put(store, name, "three", lease)
-        assert read(fresh(), name)[0] == "three"
-        lease.release()
 
     assert not point.happened
 
@@ -510,29 +541,30 @@ def test_a_writer_that_is_interrupted_anywhere_takes_nothing_away_that_is_pointe
 
 
 @NAMES
+@pytest.mark.parametrize("save", [Save(LARGE), Save(1, holds=True)], ids=["large", "contents"])
 def test_a_save_that_was_carried_out_unheard_before_a_takeover_stays_whole(
-    fresh: Callable[[], Any], kind: Kind, name: str
+    fresh: Callable[[], Any], name: str, save: Save
 ) -> None:
     found = []
     for at in range(MOST):
         old, other = fresh(), fresh()
         lease = old.acquire("s", take_over=True)
-        put(old, name, "before", lease, size=kind.large)
+        save.put(old, name, f"old{at}", lease)
 
         def take_over(other: Any = other) -> None:
             other.acquire("s", take_over=True).release()
             raise ServerGone("the reply was lost")
 
         with happening(old, at, take_over, after=True) as point, suppress(CheckpointError, Fenced):
-            put(old, name, "late", lease, size=kind.large)
+            save.put(old, name, f"new{at}", lease)
+        fresh().contents.sweep()
 
+        found.append(save.stage(fresh(), name)[:3])
         if not point.happened:
             break
-        found.append(read(fresh(), name)[0])
-        assert read(fresh(), name) == (found[-1], found[-1].encode() * kind.large, found[-1].encode())
 
     assert not point.happened
-    assert set(found) == {"before", "late"}
+    assert {*found[:-1]} == {"old", "new"}
 
 
 @NAMES

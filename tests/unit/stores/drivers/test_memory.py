@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,8 +15,7 @@ from graflow_ckpt.stores import open_store, store_of
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from tests.loops import pair
 from tests.trios import listed, own_name, path_of, put, put_own, read
-
-ROOT = Path(__file__).parents[4]
+from tests.unit.stores.programs import printed
 
 
 @pytest.fixture
@@ -124,15 +120,8 @@ if os.fork() == 0:
 os.wait()
 put_own(store, lease, 1)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    lines = printed(program)
 
-    lines = done.stdout.splitlines()
     assert len(lines) == 6
     assert all("forked child" in line and "Give a folder" in line for line in lines[:3])
     assert lines[3:] == ["fenced"] * 3

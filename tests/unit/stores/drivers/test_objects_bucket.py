@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from threading import Semaphore, Timer
 
 import pytest
@@ -33,6 +30,7 @@ from tests.proxy import Proxy
 from tests.servers import free_port
 from tests.trios import all_of, content, held, put_holding
 from tests.unit.stores.interruptions import happening
+from tests.unit.stores.programs import printed
 from tests.unit.stores.texts import keys, names, own_name, parts, put, read
 
 CHUNK = ObjectsDriver.chunk
@@ -262,12 +260,6 @@ def test_a_write_whose_reply_is_lost_is_there_once(
     lease.release()
 
 
-# --- paths, listings, other processes -------------------------------------------------
-
-
-ROOT = Path(__file__).parents[4]
-
-
 # --- paths -----------------------------------------------------------------------------
 
 
@@ -329,6 +321,7 @@ def test_a_forked_child_is_told_and_does_not_hang(objects_url: str) -> None:
 import os
 from graflow_ckpt.core.errors import CheckpointError, Fenced
 from graflow_ckpt.stores.drivers.objects.store import ObjectStore
+from tests.unit.stores.programs import printed
 from tests.unit.stores.texts import keys, names, put, read
 store = ObjectStore({objects_url!r})
 lease = store.acquire("s")
@@ -349,18 +342,11 @@ assert os.wait()[1] == 0
 lease.check()
 print(read(store, "best")[0])
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    lines = printed(program)
 
-    assert done.stdout.count("in use when this process was forked") == 3
-    assert "forked from its owner" in done.stdout
-    assert done.stdout.splitlines()[-1] == "parent"
+    assert [line.count("in use when this process was forked") for line in lines] == [1, 1, 1, 0, 0]
+    assert "forked from its owner" in lines[-2]
+    assert lines[-1] == "parent"
 
 
 # --- names and addresses ----------------------------------------------------------------

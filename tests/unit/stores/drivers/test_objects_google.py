@@ -44,7 +44,7 @@ def test_what_is_written_under_another_generation_is_not_written_over(url: str) 
 
     found = bucket.get("k")
     assert found is not None
-    assert (found.data, found.tag["version"]) == (b"1", second["version"])
+    assert (found.data, json.loads(found.tag)["version"]) == (b"1", json.loads(second)["version"])
     bucket.verify(again=True)
     assert [entry.key for entry in bucket.list("")] == ["k"]
     bucket.delete(["k"])

@@ -276,7 +276,7 @@ def test_a_server_that_takes_no_writes_is_found_out_by_the_probe(
 def test_a_child_that_is_forked_while_a_thread_waits_for_the_server_does_not_wait_for_that_thread(
     kind: Kind,
 ) -> None:
-    printed = kind.run("""
+    said = kind.run("""
 path = put(store, "first", "parent")
 with store._link._mutex:  # as a thread has it that connects
     if not os.fork():
@@ -286,7 +286,7 @@ with store._link._mutex:  # as a thread has it that connects
 print(os.waitstatus_to_exitcode(os.wait()[1]))
 """)
 
-    assert printed.split() == ["0"]
+    assert said == ["0"]
 
 
 def test_more_threads_than_connections_get_their_turn(store: PostgresStore) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
-from graflow_ckpt.core.errors import BadAddress, CheckpointError, KeyTaken, ServerReadOnly
+from graflow_ckpt.core.errors import BadAddress, CheckpointError, KeyTaken, NoJournal, ServerReadOnly
 from graflow_ckpt.stores.driver import Put
 from graflow_ckpt.stores.drivers.redis import driver as redis_driver
 from graflow_ckpt.stores.drivers.redis.names import divided, folder_of, split
 from graflow_ckpt.stores.drivers.redis.store import RedisStore
-from graflow_ckpt.stores.names import base_of, path_of
 from tests.servers import Server
 from tests.unit.stores.texts import names, own_name, put, read
 
@@ -54,7 +54,7 @@ def test_databases_are_stores_of_their_own(redis_url: str, store: RedisStore) ->
         ({"appendonly": "yes", "appendfsync": "always", "no-appendfsync-on-rewrite": "yes"}, False),
     ],
 )
-def test_a_save_is_synced_where_the_server_syncs_what_it_confirms(
+def test_a_save_is_synced_and_a_journal_kept_where_the_server_syncs_what_it_confirms(
     own_redis: Callable[..., Server], config: dict[str, str], synced: bool
 ) -> None:
     store = RedisStore(own_redis(config).url)
@@ -65,6 +65,10 @@ def test_a_save_is_synced_where_the_server_syncs_what_it_confirms(
     put(store, "best", "one")
 
     assert store.synced is synced
+    lease = store.acquire("s")
+    with nullcontext() if synced else pytest.raises(NoJournal, match="appendfsync always"):
+        store.journal(lease, 0)
+    lease.release()
 
 
 def test_what_was_synced_is_there_after_the_servers_death(own_redis: Callable[..., Server]) -> None:
@@ -161,7 +165,6 @@ def test_each_script_compiles_and_says_what_it_takes(name: str, redis_server: Se
 
 
 ENVIRONMENT = {"GRAFLOW_CKPT_REDIS_URL": "redis://:p@env:9/1"}
-OWN = "session_s-1_step_3_1700000000-7"
 
 
 @pytest.mark.parametrize(
@@ -207,9 +210,3 @@ def test_a_name_with_slashes_is_refused_without_showing_a_password() -> None:
 def test_a_unix_socket_cannot_be_a_store() -> None:
     with pytest.raises(BadAddress, match="no place for a name"):
         folder_of("unix:///run/redis.sock")
-
-
-def test_a_checkpoint_is_listed_as_it_was_named() -> None:
-    assert path_of("redis://h:1/0", OWN) == f"redis://h:1/0/{OWN}.pkl"
-    assert path_of("redis://h:1/0", "best") == "redis://h:1/0/best"
-    assert base_of(f"{OWN}.pkl") == OWN

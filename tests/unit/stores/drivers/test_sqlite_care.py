@@ -7,10 +7,10 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,8 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.stores.drivers.sqlite.care import backup, vacuum
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from tests.measured import unmeasured
+from tests.unit.stores.programs import ROOT, command, printed
 from tests.unit.stores.texts import own_name, put, read
-
-ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ import os, signal
 from graflow_ckpt.stores.drivers.sqlite.care import backup
 backup({store.url!r}, {str(tmp_path / "b.db")!r}, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 """
-    killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
+    killed = subprocess.run(command(program), cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
 
     found = SqliteStore(tmp_path / "b.db")
@@ -200,6 +199,7 @@ import sys
 from graflow_ckpt.core.errors import CheckpointError, JournalFailed
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from tests.unit.stores.denied import deny
+from tests.unit.stores.programs import ROOT, command, printed
 from tests.unit.stores.texts import put, read
 store = SqliteStore(sys.argv[1])
 lease = store.acquire("s")
@@ -237,18 +237,7 @@ for call in (lambda: store.meta("best"), lambda: list(store.list()), lambda: sto
 """
 
 
-def said(program: str, *arguments: object) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=unmeasured(),
-        check=False,
-        timeout=60,
-    )
-    assert (done.stderr, done.returncode) == ("", 0)
-    return done.stdout.splitlines()
+said = partial(printed, env=unmeasured())  # a disk that fails cannot be told what was measured
 
 
 def whole(file: Path) -> SqliteStore:

@@ -6,7 +6,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -27,9 +26,8 @@ from graflow_ckpt.stores.drivers.sqlite.file import Database, refusal
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.testing.drivers import at_once
 from tests.measured import unmeasured
+from tests.unit.stores.programs import ROOT, command, printed
 from tests.unit.stores.texts import own_name, put, read
-
-ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
@@ -37,11 +35,6 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
     store = SqliteStore(tmp_path / "x.db", patience=0.2)
     yield store
     store.close()
-
-
-def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=unmeasured(), capture_output=True, text=True, check=False)
 
 
 # --- made and shared -------------------------------------------------------------------
@@ -65,15 +58,12 @@ def test_processes_that_make_it_at_once_make_one(store: SqliteStore) -> None:
     program = f"""
 import sys
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
+from tests.unit.stores.programs import ROOT, command, printed
 from tests.unit.stores.texts import put
 sys.stdin.read(1)
 put(SqliteStore({store.file!r}), sys.argv[1], "one")
 """
-    command = [sys.executable, "-c", program]
-    processes = [
-        subprocess.Popen([*command, str(n)], cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-        for n in range(6)
-    ]
+    processes = [subprocess.Popen(command(program, n), cwd=ROOT, stdin=PIPE, stderr=PIPE) for n in range(6)]
     for process in processes:
         assert process.stdin is not None
         process.stdin.write(b"!")
@@ -224,6 +214,7 @@ READER = """
 import os, sys
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
+from tests.unit.stores.programs import ROOT, command, printed
 from tests.unit.stores.texts import put, read
 import graflow_ckpt.stores.files.store
 if os.geteuid() == 0:
@@ -261,10 +252,9 @@ def test_where_nothing_can_be_written_checkpoints_are_read_and_saving_is_refused
         path.chmod(0o444)
     shown.chmod(0o555)
 
-    done = run(READER, store.file, what)
+    first, second, *_ = printed(READER, store.file, what, env=unmeasured())
 
-    first, second, *_ = done.stdout.split("\n")
-    assert (first, done.stderr) == ("one 1 1 None", "")
+    assert first == "one 1 1 None"
     assert second.startswith("CheckpointError Cannot write into")
     assert "read-only" in second
 
@@ -286,8 +276,8 @@ def test_what_others_write_is_seen_where_this_user_may_only_read(shown: Path) ->
     store.close()
     (shown / "x.db").chmod(0o444)
     shown.chmod(0o555)
-    command = [sys.executable, "-c", LOOKER, store.file]
-    with subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True, bufsize=1) as looker:
+    looking = command(LOOKER, store.file)
+    with subprocess.Popen(looking, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True, bufsize=1) as looker:
         assert looker.stdin is not None
         assert looker.stdout is not None
         looker.stdin.write("look\n")
@@ -379,6 +369,7 @@ def test_a_full_disk_keeps_the_old_one_and_takes_the_next_when_there_is_room(
 import resource, sys
 from graflow_ckpt.core.errors import CheckpointError, JournalFailed
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
+from tests.unit.stores.programs import ROOT, command, printed
 from tests.unit.stores.texts import put, read
 store = SqliteStore(sys.argv[1])
 lease = store.acquire("s")
@@ -401,10 +392,8 @@ lease.release()
 """
     file = str(tmp_path / "x.db")
 
-    done = run(program, file, str(size))
+    save, append = printed(program, file, size, env=unmeasured())
 
-    assert done.stderr == ""
-    save, append, _ = done.stdout.split("\n")
     assert save.startswith(f"CheckpointError Cannot write into {file}")
     assert append.startswith("journal Cannot append to the journal of session 's'")
     store = SqliteStore(file)
@@ -494,16 +483,9 @@ print(*listed(store))
 """
 
 
-def printed_by(program: str, file: Path) -> list[str]:
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, str(file)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert done.stderr == ""
-    return done.stdout.split()
-
-
 def test_what_a_forked_child_saves_is_there_when_its_parent_has_let_go(tmp_path: Path) -> None:
-    assert printed_by(CLOSES, tmp_path / "x.db") == ["second", "first", "parent"]
+    assert printed(CLOSES, tmp_path / "x.db") == ["second first parent"]
 
 
 def test_a_child_that_is_forked_while_a_thread_uses_the_file_is_refused_it_by_name(tmp_path: Path) -> None:
-    assert printed_by(USES, tmp_path / "x.db") == ["0", "after", "parent"]
+    assert printed(USES, tmp_path / "x.db") == ["0", "after parent"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from graflow_ckpt.stores.files.disk import SMALL, Disk, FileSink, FileSource, re
 from graflow_ckpt.stores.files.ownership import LocalLease
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.unit.stores.faults import FaultyDisk
+from tests.unit.stores.programs import printed
 
 
 @pytest.fixture
@@ -179,14 +179,6 @@ except Exception as error:
 """
 
 
-def read_with(folder: Path, room: int) -> str:
-    """What comes of reading the journal with so many bytes of memory."""
-    done = subprocess.run(
-        [sys.executable, "-c", READ, str(folder), str(room)], capture_output=True, check=False, timeout=60
-    )
-    return done.stdout.decode()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_large_journal_is_in_memory_once_and_one_that_is_too_large_is_named(
     store: LocalStore, lease: LocalLease, tmp_path: Path
@@ -194,8 +186,8 @@ def test_a_large_journal_is_in_memory_once_and_one_that_is_too_large_is_named(
     store.journal(lease, 0).append(b"frame")
     (tmp_path / ".s.1.0.journal").write_bytes(os.urandom(64 << 20))
 
-    assert read_with(tmp_path, 100 << 20) == f"{64 << 20}\n"
-    assert ".s.1.0.journal is larger than the memory" in read_with(tmp_path, 40 << 20)
+    assert printed(READ, tmp_path, 100 << 20) == [f"{64 << 20}"]
+    assert ".s.1.0.journal is larger than the memory" in printed(READ, tmp_path, 40 << 20)[0]
 
 
 # --- pieces ---------------------------------------------------------------------------
@@ -241,32 +233,6 @@ def test_a_pickle_can_be_streamed_into_it_also_when_the_kernel_takes_less_than_i
     disk.close(fd)
 
     assert pickle.loads((tmp_path / "x").read_bytes()) == value
-
-
-def test_views_of_any_shape_count_in_bytes(tmp_path: Path) -> None:
-    disk = Disk()
-    fd = disk.create(f"{tmp_path}/x")
-    sink = FileSink(disk, fd, "x")
-    small, large = memoryview(bytes(80)).cast("d"), memoryview(bytes(1 << 20)).cast("d")
-
-    assert sink.write(small) == 80
-    assert sink.write(large) == 1 << 20
-    sink.flush()
-    disk.close(fd)
-
-    assert (tmp_path / "x").stat().st_size == 80 + (1 << 20)
-
-
-def test_a_full_disk_names_the_path(tmp_path: Path) -> None:
-    disk = FaultyDisk("write", errno.ENOSPC)
-    fd = disk.create(f"{tmp_path}/x")
-    sink = FileSink(disk, fd, f"{tmp_path}/x")
-
-    with pytest.raises(CheckpointError) as failed:
-        sink.write(bytes(1 << 20))
-    disk.close(fd)
-
-    assert (failed.value.path, failed.value.errno) == (f"{tmp_path}/x", errno.ENOSPC)
 
 
 def test_a_source_knows_its_size_also_when_the_name_has_gone(tmp_path: Path) -> None:
@@ -319,16 +285,3 @@ def test_a_refusal_names_path_errno_and_what_to_do(number: int, advice: str) -> 
 def test_our_own_errors_pass_through() -> None:
     with pytest.raises(CheckpointNotFound, match="mine"), refusing("write", "/x/y"):
         raise CheckpointNotFound("mine")
-
-
-def test_a_name_is_created_once(tmp_path: Path) -> None:
-    os.close(Disk().create(f"{tmp_path}/x"))
-
-    with pytest.raises(FileExistsError):
-        Disk().create(f"{tmp_path}/x")
-
-
-def test_all_of_a_file_is_read(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"ab" * 100_000)
-
-    assert Disk().read(f"{tmp_path}/x") == b"ab" * 100_000

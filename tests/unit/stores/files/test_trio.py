@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from contextlib import nullcontext
@@ -18,28 +17,18 @@ from graflow_ckpt.core.errors import (
     Fenced,
     SaveOutcomeUnknown,
 )
-from graflow_ckpt.core.protocols import PartWriter, Sink
+from graflow_ckpt.core.protocols import Sink
 from graflow_ckpt.stores.files import trio
 from graflow_ckpt.stores.files.disk import Disk
 from graflow_ckpt.stores.files.trio import Target
 from tests.unit.stores.faults import FaultyDisk
+from tests.unit.stores.texts import parts
 
 FINAL = ["x.meta.json", "x.pkl", "x.state.json"]
 
 
-def parts(stage: str, pkl: bytes = b"pkl") -> list[tuple[str, PartWriter]]:
-    def writer(data: bytes) -> PartWriter:
-        def write(sink: Sink) -> None:
-            sink.write(data)
-
-        return write
-
-    meta = json.dumps({"stage": stage}).encode()
-    return [("pkl", writer(pkl)), ("state.json", writer(b"{}")), ("meta.json", writer(meta))]
-
-
-def write(folder: Path, stage: str, disk: Disk | None = None, pkl: bytes = b"pkl") -> bool:
-    return trio.write(disk or Disk(), Target(str(folder), "x"), parts(stage, pkl), stage, nullcontext)
+def write(folder: Path, stage: str, disk: Disk | None = None) -> bool:
+    return trio.write(disk or Disk(), Target(str(folder), "x"), parts(stage), stage, nullcontext)
 
 
 def names(folder: Path) -> list[str]:
@@ -61,7 +50,7 @@ def content(folder: Path, part: str, stage: str) -> bytes:
 def test_a_failure_before_the_commit_leaves_the_old_one_and_nothing_else(
     method: str, at: int, tmp_path: Path
 ) -> None:
-    write(tmp_path, "old", pkl=b"old")
+    write(tmp_path, "old")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     with pytest.raises(CheckpointError) as failed:
@@ -77,10 +66,10 @@ def test_a_failure_before_the_commit_leaves_the_old_one_and_nothing_else(
 def test_a_failed_sync_after_the_commit_is_an_unknown_outcome_and_nothing_is_renamed_any_more(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, "old", pkl=b"old")
+    write(tmp_path, "old")
 
     with pytest.raises(SaveOutcomeUnknown):
-        write(tmp_path, "new", FaultyDisk("sync_folder", at=2), pkl=b"new")
+        write(tmp_path, "new", FaultyDisk("sync_folder", at=2))
 
     assert (tmp_path / "x.pkl").read_bytes() == b"old"
     assert names(tmp_path) == sorted([*FINAL, "x.new.pkl.tmp", "x.new.state.json.tmp"])
@@ -90,7 +79,7 @@ def test_a_failed_sync_after_the_commit_is_an_unknown_outcome_and_nothing_is_ren
 def test_a_failure_after_it_is_durable_does_not_fail_the_save(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(tmp_path, "new", FaultyDisk("rename", at=2), pkl=b"new")
+    write(tmp_path, "new", FaultyDisk("rename", at=2))
 
     assert content(tmp_path, "pkl", "new") == b"new"
     assert "keeps its staged name" in caplog.text
@@ -126,7 +115,7 @@ def test_an_interrupt_right_after_the_commit_takes_nothing_away(tmp_path: Path) 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(tmp_path, "new", Interrupted(), pkl=b"new")
+        write(tmp_path, "new", Interrupted())
 
     assert content(tmp_path, "pkl", "new") == b"new"
 
@@ -165,7 +154,7 @@ def test_a_file_system_that_cannot_sync_folders_is_told(tmp_path: Path) -> None:
 
 
 def test_the_staged_part_is_read_before_the_final_one(tmp_path: Path) -> None:
-    write(tmp_path, "old", pkl=b"old")
+    write(tmp_path, "old")
     (tmp_path / "x.new.pkl.tmp").write_bytes(b"new")
 
     assert content(tmp_path, "pkl", "new") == b"new"
@@ -217,7 +206,7 @@ def test_a_sweep_finishes_an_interrupted_deletion(tmp_path: Path) -> None:
 
 
 def test_a_sweep_rolls_forward_what_is_committed_and_removes_what_is_not(tmp_path: Path) -> None:
-    write(tmp_path, "one", FaultyDisk("rename", at=2), pkl=b"one")
+    write(tmp_path, "one", FaultyDisk("rename", at=2))
     for name in ("x.dead.pkl.tmp", "x.dead.meta.json.tmp", "y.dead.pkl.tmp"):
         (tmp_path / name).touch()
 

@@ -31,12 +31,14 @@ FACADES: dict[str, str] = {
     "Cut": "a frozen value: all that a user's own retention may ask of a checkpoint",
     "DriverContract": "public tests: a method for each promise of a driver",
     "ExecutionContext": "public: the one object that a program holds of its session",
+    "Fallback": "a store, with the calls of each protocol that a store may have",
     "Handle": "public: the one object that a program holds of a session of a fleet",
     "KeyedStore": "public: a store, with the calls of each protocol that a store may have",
     "LocalStore": "public: a store, with the calls of each protocol that a store may have",
     "Settings": "a frozen value: the arguments of workflow()",
     "Status": "a frozen value: the columns of `status --json`",
     "TaskGraph": "public: the one object that a program builds its tasks with",
+    "Wrapper": "a store, with the calls of each protocol that a store may have",
 }
 """Classes that may be large, and why: a user holds one object, or reads one value."""
 

@@ -58,7 +58,6 @@ from graflow_ckpt.core.protocols import (
     Drops,
     Journal,
     Lease,
-    Owner,
     Parts,
     PartWriter,
     Sink,
@@ -268,12 +267,9 @@ class Fallback(Wrapper):
 
     # --- ownership ---------------------------------------------------------------------
 
-    def probe(self) -> None:
-        self.asked(self.inner.probe)
-
     def acquire(self, session: str, *, take_over: bool = False) -> FallbackLease:
         """Acquire, and also take over what waits of the session: its former owner may have been killed."""
-        lease = FallbackLease(self, self.asked(lambda: self.inner.acquire(session, take_over=take_over)))
+        lease = FallbackLease(self, super().acquire(session, take_over=take_over))
         try:
             self._take_in(lease)
         except BaseException:
@@ -281,18 +277,12 @@ class Fallback(Wrapper):
             raise
         return lease
 
-    def owner(self, session: str) -> Owner | None:
-        return self.asked(lambda: self.inner.owner(session))
-
     def journal(self, lease: Lease, after: int) -> Journal:
         mine = self._own(lease)
         return self.asked(lambda: self.inner.journal(mine.remote, after))
 
     def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
         return iter(self.asked(lambda: list(self.inner.segments(session))))
-
-    def drop_segments(self, session: str, before: int) -> None:
-        self.asked(lambda: self.inner.drop_segments(session, before))
 
     # --- checkpoints -------------------------------------------------------------------
 
@@ -362,13 +352,13 @@ class Fallback(Wrapper):
     ) -> Sequence[tuple[str, bytes]]:
         if self.waits.waiting(session):  # they have a place among the others
             return newest_of(self.list(session), limit, **facts)
-        return self.asked(lambda: super(Fallback, self).newest(limit, session=session, **facts))
+        return super().newest(limit, session=session, **facts)
 
     def delete_many(self, paths: Iterable[str]) -> int:
         wanted = [*paths]
         if any(self._waiting_at(self._inner(path)) for path in wanted):
             return sum(self.delete(path) for path in wanted)
-        return self.asked(lambda: super(Fallback, self).delete_many(wanted))
+        return super().delete_many(wanted)
 
     # --- sending what waits ------------------------------------------------------------
 

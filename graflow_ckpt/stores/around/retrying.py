@@ -3,7 +3,8 @@
     retry+postgresql://host/database          for up to 10 seconds per call
     retry.60+s3://bucket/runs                 for up to a minute
 
-Promise: a call is made again only if its error may pass, and only where that cannot do a thing twice. A `put`
+Promise: a call is made again only if its error may pass, and only where that cannot do a thing twice. A lease
+whose reply was lost belongs to no process, and runs out. A `put`
 whose reply was lost is looked for first: if the meta that was written is there, it was committed. A line of
 history is looked for in the same way. What is appended to a journal is never sent twice; it fails, and the
 session stops, as without this wrapper. What a writer raises is the writer's.
@@ -13,17 +14,16 @@ After five calls in a row that patience did not help, the next ones fail at once
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import count
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar
 
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
-from graflow_ckpt.core.protocols import CheckpointStore, Drops, Lease, Owner, Parts, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Drops, Lease, Parts, Source
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.around.patience import Breaker, Patience, PutAttempt, may_pass
 from graflow_ckpt.stores.around.wrapper import Wrapper
-from graflow_ckpt.stores.store import Filters
 
 log = logging.getLogger("graflow_ckpt.stores")
 
@@ -56,36 +56,12 @@ class Retrying(Wrapper):
 
     # --- what may be done twice --------------------------------------------------------
 
-    def probe(self) -> None:
-        self._again(self.inner.probe)
-
-    def acquire(self, session: str, *, take_over: bool = False) -> Lease:
-        """Acquire a session. A lease whose reply was lost belongs to no process, and runs out."""
-        return self._again(lambda: self.inner.acquire(session, take_over=take_over))
-
-    def owner(self, session: str) -> Owner | None:
-        return self._again(lambda: self.inner.owner(session))
-
-    def meta(self, path: str) -> bytes:
-        return self._again(lambda: super(Retrying, self).meta(path))
-
-    def unsafe(self, path: str) -> str | None:
-        return self._again(lambda: super(Retrying, self).unsafe(path))
-
-    def drop_segments(self, session: str, before: int) -> None:
-        self._again(lambda: self.inner.drop_segments(session, before))
-
     def open(self, path: str, part: str, stage: str) -> Source:
-        return _Reopened(
-            lambda call: self._again(call), lambda: super(Retrying, self).open(path, part, stage)
-        )
+        return _Reopened(self.asked, lambda: super(Retrying, self).open(path, part, stage))
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
         """Yield the list; what was listed before an error is not listed once more."""
         return self._from_where_it_was(lambda: super(Retrying, self).list(session, pattern))
-
-    def newest(self, limit: int, **wanted: Unpack[Filters]) -> Sequence[tuple[str, bytes]]:
-        return self._again(lambda: super(Retrying, self).newest(limit, **wanted))
 
     def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
         return self._from_where_it_was(lambda: self.inner.segments(session))
@@ -100,7 +76,7 @@ class Retrying(Wrapper):
             along = partial(self._drops, drops)
             self.inner.put(self._inner(path), attempt.parts, lease=lease, stage=stage, drops=along)
 
-        self._again(write, done=lambda: self._is_there(path, attempt), hopeless=lambda: attempt.own_fault)
+        self.asked(write, done=lambda: self._is_there(path, attempt), hopeless=lambda: attempt.own_fault)
 
     def delete_many(self, paths: Iterable[str]) -> int:
         """Delete checkpoints. If an error came between, what is gone counts as deleted by this call."""
@@ -111,11 +87,11 @@ class Retrying(Wrapper):
             first, found = next(tries) == 1, self.inner.delete_many(wanted)
             return found if first else len(set(wanted))
 
-        return self._again(take_away)
+        return self.asked(take_away)
 
     # --- within ------------------------------------------------------------------------
 
-    def _again(
+    def asked(
         self,
         call: Callable[[], T],
         *,
@@ -174,7 +150,7 @@ class Retrying(Wrapper):
                 listing.clear()
                 raise
 
-        while (found := self._again(following)) is not None:
+        while (found := self.asked(following)) is not None:
             seen.add(found[:-1])  # the bytes may be other ones by now
             yield found
 

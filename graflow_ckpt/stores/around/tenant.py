@@ -25,6 +25,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from typing import Unpack
 
 from graflow_ckpt.core.errors import (
@@ -112,7 +113,14 @@ class Tenant(Wrapper):
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
         """Yield this tenant's. What cannot be opened is listed as what cannot be read: with no bytes."""
         wanted = None if pattern is None else base_of(pattern.rpartition("/")[2])
-        for path, raw in self._below(session, pattern):
+        if session is not None:
+            found = self.inner.list(self._session(session))
+        else:
+            folder = _globbed(self._stem) if pattern is None else super()._inner(pattern).rpartition("/")[0]
+            names = (f"{_OWN}{self._mark}*", f"{self._mark}*")  # what may be this tenant's
+            below = [f"{folder}/{name}" if folder else name for name in names]
+            found = chain.from_iterable(self.inner.list(None, each) for each in below)
+        for path, raw in found:
             name = self._outer_name(path.rpartition("/")[2])
             if name is None or (wanted is not None and not fnmatchcase(base_of(name), wanted)):
                 continue
@@ -180,22 +188,6 @@ class Tenant(Wrapper):
 
     # --- within ------------------------------------------------------------------------
 
-    def _below(self, session: str | None, pattern: str | None) -> Iterator[tuple[str, bytes]]:
-        """Yield what may be this tenant's."""
-        if session is not None:
-            yield from self.inner.list(self._session(session))
-            return
-        folder = self._globbed(self._stem)
-        if pattern is not None:
-            folder = super()._inner(pattern).rpartition("/")[0]
-        for name in (f"{_OWN}{self._mark}*", f"{self._mark}*"):
-            yield from self.inner.list(None, f"{folder}/{name}" if folder else name)
-
-    def _globbed(self, folder: str) -> str:
-        """Return a folder as a pattern has it. That of files is one for the whole path."""
-        prefix, files, path = folder.partition("file://")
-        return prefix + files + glob.escape(path) if unwrapped(folder).startswith("file://") else folder
-
     def _own(self, lease: Lease) -> Lease:
         if not isinstance(lease, TenantLease) or lease.tenant != self.name:
             raise TypeError(f"a lease of this tenant is needed, not {type(lease).__name__}")
@@ -207,17 +199,10 @@ class Tenant(Wrapper):
             writer(collected)
             raw = bytes(collected.data)
             body = {"stage": stage, "name": self.name, "meta": b64encode(raw).decode("ascii")}
-            sink.write(json.dumps({**self._fields(raw), self.word: body}, separators=(",", ":")).encode())
+            document = {**_fields(raw, self._mark), self.word: body}
+            sink.write(json.dumps(document, separators=(",", ":")).encode())
 
         return write
-
-    def _fields(self, raw: bytes) -> dict[str, str | int]:
-        """Return what stores look at, as far as it is text or a whole number."""
-        found = facts_in(raw)
-        fields = {name: found[name] for name in _FIELDS if type(found.get(name)) in (str, int)}
-        if isinstance(fields.get("session_id"), str):
-            fields["session_id"] = self._mark + fields["session_id"]
-        return fields
 
     def _listed(self, path: str, raw: bytes) -> bytes:
         try:
@@ -238,10 +223,25 @@ class Tenant(Wrapper):
             meta = b64decode(body["meta"], validate=True)
         except (KeyError, TypeError, ValueError):
             meta = None
-        if meta is None or self._fields(meta) != fields:
+        if meta is None or _fields(meta, self._mark) != fields:
             raise CheckpointCorrupt(
                 f"The metadata of checkpoint {path} were changed.",
                 hint="Use another checkpoint of the session.",
                 path=path,
             )
         return meta
+
+
+def _globbed(folder: str) -> str:
+    """Return a folder as a pattern has it. That of files is one for the whole path."""
+    prefix, files, path = folder.partition("file://")
+    return prefix + files + glob.escape(path) if unwrapped(folder).startswith("file://") else folder
+
+
+def _fields(raw: bytes, mark: str) -> dict[str, str | int]:
+    """Return what stores look at, as far as it is text or a whole number."""
+    found = facts_in(raw)
+    fields = {name: found[name] for name in _FIELDS if type(found.get(name)) in (str, int)}
+    if isinstance(fields.get("session_id"), str):
+        fields["session_id"] = mark + fields["session_id"]
+    return fields

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Self, Unpack
+from typing import ClassVar, Self, TypeVar, Unpack
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import (
@@ -34,6 +34,8 @@ from graflow_ckpt.core.protocols import (
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.prefixes import Layer
 from graflow_ckpt.stores.store import Filters
+
+T = TypeVar("T")
 
 
 class Wrapper:
@@ -97,16 +99,20 @@ class Wrapper:
         taken = self.inner.takes(rest)
         return None if taken is None else self._outer(taken)
 
+    def asked(self, call: Callable[[], T]) -> T:
+        """Call the inner store. A wrapper may call again, or not at all."""
+        return call()
+
     def probe(self) -> None:
-        self.inner.probe()
+        self.asked(self.inner.probe)
 
     # --- ownership ---------------------------------------------------------------------
 
     def acquire(self, session: str, *, take_over: bool = False) -> Lease:
-        return self.inner.acquire(session, take_over=take_over)
+        return self.asked(lambda: self.inner.acquire(session, take_over=take_over))
 
     def owner(self, session: str) -> Owner | None:
-        return self.inner.owner(session)
+        return self.asked(lambda: self.inner.owner(session))
 
     # --- checkpoints -------------------------------------------------------------------
 
@@ -125,23 +131,25 @@ class Wrapper:
         return self.inner.open(self._inner(path), part, stage)
 
     def meta(self, path: str) -> bytes:
-        return self.inner.meta(self._inner(path))
+        return self.asked(lambda: self.inner.meta(self._inner(path)))
 
     def unsafe(self, path: str) -> str | None:
-        return self.inner.unsafe(self._inner(path))
+        return self.asked(lambda: self.inner.unsafe(self._inner(path)))
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
         for path, raw in self.inner.list(session, None if pattern is None else self._inner(pattern)):
             yield self._outer(path), raw
 
     def newest(self, limit: int, **wanted: Unpack[Filters]) -> Sequence[tuple[str, bytes]]:
-        return [(self._outer(path), raw) for path, raw in self.inner.newest(limit, **wanted)]
+        found = self.asked(lambda: self.inner.newest(limit, **wanted))
+        return [(self._outer(path), raw) for path, raw in found]
 
     def delete(self, path: str) -> bool:
         return self.delete_many([path]) > 0
 
     def delete_many(self, paths: Iterable[str]) -> int:
-        return self.inner.delete_many([self._inner(path) for path in paths])
+        wanted = [self._inner(path) for path in paths]
+        return self.asked(lambda: self.inner.delete_many(wanted))
 
     # --- journal -----------------------------------------------------------------------
 
@@ -152,7 +160,7 @@ class Wrapper:
         return self.inner.segments(session)
 
     def drop_segments(self, session: str, before: int) -> None:
-        self.inner.drop_segments(session, before)
+        self.asked(lambda: self.inner.drop_segments(session, before))
 
     # --- names -------------------------------------------------------------------------
 

@@ -96,13 +96,13 @@ def bucket(run: Run) -> str:
     """Emptied for each call: that server keeps everything in memory."""
     os.environ["GRAFLOW_CKPT_KEY"] = f"bench:{'31' * 32}"
     url = object_server().at(PREFIX)
-    objects = ObjectStore(url)._opened()
+    objects = ObjectStore(url).bucket
     objects.delete([entry.key for entry in objects.list("")])
     return url
 
 
 def in_bucket(run: Run) -> float:
-    objects = ObjectStore(object_server().at(PREFIX))._opened()
+    objects = ObjectStore(object_server().at(PREFIX)).bucket
     return float(sum(entry.size for entry in objects.list("")))
 
 

@@ -53,7 +53,7 @@ def lease() -> KeyedLease:
 
 
 def bucket() -> Bucket:
-    return store()._opened()
+    return store().bucket
 
 
 def writer(data: bytes) -> PartWriter:

@@ -109,7 +109,7 @@ def in_postgres(url: str) -> Snapshot:
 
 def in_head(url: str, session: str = "s") -> Snapshot:
     def copy() -> Callable[[], None]:
-        bucket = ObjectStore(url)._opened()
+        bucket = ObjectStore(url).bucket
         head = bucket.get(head_key(session))
         assert head is not None
         return partial(bucket.put, head_key(session), head.data)

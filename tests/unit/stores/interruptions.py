@@ -53,7 +53,7 @@ class Happening:
 def around(store: Any, wrap: Wrap) -> Iterator[None]:
     """Each operation of a store is wrapped meanwhile."""
     if isinstance(store, ObjectStore):
-        one, names = store._opened(), ("get", "get_range", "_put", "delete")
+        one, names = store.bucket, ("get", "get_range", "_put", "delete")
     else:
         one, names = store.driver, ("get", "read", "batch")
     for name in names:

@@ -23,6 +23,7 @@ from graflow_ckpt.core.protocols import Buffer, CheckpointStore
 from graflow_ckpt.stores.driver import Put
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.drivers.objects.bucket import Bucket, Tag
+from graflow_ckpt.stores.drivers.objects.names import place_of
 from graflow_ckpt.stores.drivers.objects.store import ObjectStore
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.files.store import LocalStore
@@ -168,7 +169,7 @@ class ReadOnly(Bucket):
 @only("objects")
 def test_who_may_only_read_is_told_who_the_owner_is(store: ObjectStore, kind: Kind) -> None:
     owner = kind.owned(600, **kind.far)
-    store._bucket = ReadOnly(store._place)
+    store.driver.bucket = ReadOnly(place_of(kind.where))
 
     assert store.owner("s") == owner
 

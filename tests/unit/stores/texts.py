@@ -46,7 +46,7 @@ def names(store: CheckpointStore, *args: str | None) -> list[str]:
 
 def keys(store: Any, prefix: str = "") -> list[str]:
     """What a bucket has."""
-    return [entry.key for entry in store._opened().list(prefix)]
+    return [entry.key for entry in store.bucket.list(prefix)]
 
 
 def own_name(number: int = 1, session: str = "s") -> str:

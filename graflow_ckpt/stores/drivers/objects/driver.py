@@ -27,21 +27,21 @@ class ObjectsDriver:
     inline = 32 << 10
     chunk = 8 << 20
 
-    def __init__(self, bucket: Callable[[], Bucket]) -> None:
-        self._open = bucket
+    def __init__(self, bucket: Bucket) -> None:
+        self.bucket = bucket
 
     def now(self) -> float:
         try:
-            return self._open().now()
+            return self.bucket.now()
         except ServerRefuses:  # we may only read there
             return time.time()
 
     def get(self, *keys: str) -> Sequence[Stored | None]:
-        return list(_side_by_side(self._open().get, keys))
+        return list(_side_by_side(self.bucket.get, keys))
 
     def read(self, key: str, start: int, length: int) -> Buffer | None:
         try:
-            found = self._open().get_range(key, start, length)
+            found = self.bucket.get_range(key, start, length)
         except ServerError as error:
             if error.ids.get("status") != _BEHIND:
                 raise
@@ -57,7 +57,7 @@ class ObjectsDriver:
         needs: Sequence[str] = (),
         soft: bool = False,
     ) -> BatchDone | None:
-        bucket = self._open()
+        bucket = self.bucket
         bucket.verify()
         if guards:
             ((key, wanted),), (put,) = guards.items(), puts
@@ -71,7 +71,7 @@ class ObjectsDriver:
         return BatchDone(str(tags[-1]) if tags else "")
 
     def keys(self, prefix: str) -> Iterator[Entry]:
-        listed = self._open().list(prefix.rstrip("/"))
+        listed = self.bucket.list(prefix.rstrip("/"))
         return (entry for entry in listed if entry.key.startswith(prefix))
 
     def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit] | None:

@@ -14,7 +14,6 @@ used cannot use one, and is refused. Not here: what a checkpoint contains, and w
 from __future__ import annotations
 
 import os
-import threading
 
 from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import CheckpointError
@@ -41,27 +40,20 @@ class ObjectStore(KeyedStore):
 
     def __init__(self, where: str | os.PathLike[str], *, lease: float = LEASE) -> None:
         arguments.real("lease", lease, above=0)
-        self._place = place_of(os.fspath(where))
-        self._place.remember()
-        self._bucket: Bucket | None = None
-        self._mutex = threading.Lock()
-        super().__init__(ObjectsDriver(self._opened), str(self._place), lease=lease)
+        place = place_of(os.fspath(where))
+        place.remember()
+        self.bucket = Bucket(place)
+        super().__init__(ObjectsDriver(self.bucket), str(place), lease=lease)
 
     def probe(self) -> None:
         """Do once what saving will do, and delete it again."""
-        self._opened().verify(again=True)
+        self.bucket.verify(again=True)
 
     def takes(self, path: str) -> str | None:
         if not is_objects(path):
             return None
         store, base = split(path)
         return path_of(self.folder, base) if base and str(place_of(store)) == self.folder else None
-
-    def _opened(self) -> Bucket:
-        with self._mutex:
-            if self._bucket is None:
-                self._bucket = Bucket(self._place)
-            return self._bucket
 
     def _pattern(self, pattern: str) -> str:
         return split(pattern)[1] if is_objects(pattern) else base_of(pattern)

@@ -24,7 +24,6 @@ import os
 import re
 import select
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +45,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.stores.drivers.postgres.names import PostgresAddress
+from graflow_ckpt.stores.lease import ServerWait
 
 try:
     import psycopg
@@ -65,7 +65,6 @@ PATIENCE = 10.0  # seconds within which a server that was lost must be back
 # What the pool warns of is raised here: it is needed a second time only in logs that were asked for.
 logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
 
-_PAUSE = 0.05
 _CONNECTIONS = 8
 _WAIT = 2.0  # seconds for a connection of the pool, before one is made beside it
 _CONNECT = 5  # seconds for the server to answer
@@ -127,22 +126,14 @@ class Link:
 
     def sure(self, work: Callable[[Connection], T]) -> T:
         """Ask again while the server cannot be reached, for some seconds."""
-        deadline = time.monotonic() + PATIENCE
-        try:
-            return self.run(work)
-        except ServerGone:
-            if time.monotonic() > deadline:
-                raise
+        patience, ask = ServerWait(PATIENCE), self.run
         while True:
-            time.sleep(_PAUSE)
             try:
-                with translated(self.address), self._beside() as connection:
-                    done = work(connection)
-                self._clear()
-                return done
+                return ask(work)
             except ServerGone:
-                if time.monotonic() > deadline:
+                if patience.over():
                     raise
+            ask = self._anew
 
     def close(self) -> None:
         """Leave the pool. Its connections stay while another link of this process goes to the same place."""
@@ -152,6 +143,16 @@ class Link:
             self._pool = self._leave = None
 
     # --- within ------------------------------------------------------------------------
+
+    def _anew(self, work: Callable[[Connection], T]) -> T:
+        """Ask over a connection that is made now: those from before the server came back are of no use."""
+        with translated(self.address), self._beside() as connection:
+            done = work(connection)
+        pool = self._pool
+        if pool is not None and self._process == os.getpid():
+            with suppress(psycopg.Error):
+                pool.check()
+        return done
 
     @contextmanager
     def _beside(self) -> Iterator[Connection]:
@@ -185,13 +186,6 @@ class Link:
                 self._leave = weakref.finalize(self, _forgotten.append, self._place)
                 self._leave.atexit = False
             return self._pool
-
-    def _clear(self) -> None:
-        """Drop connections from before the server came back: they are of no use."""
-        pool = self._pool
-        if pool is not None and self._process == os.getpid():
-            with suppress(psycopg.Error):
-                pool.check()
 
 
 # --- pools -----------------------------------------------------------------------------

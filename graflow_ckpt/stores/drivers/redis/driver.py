@@ -35,7 +35,6 @@ class RedisDriver:
 
     def __init__(self, link: Callable[[], RedisLink]) -> None:
         self._open = link
-        self._made: dict[str, Script] = {}
 
     def now(self) -> float:
         link = self._open()
@@ -124,11 +123,7 @@ class RedisDriver:
         return syncs(reply)
 
     def _script(self, name: str) -> Script:
-        if name not in self._made:
-            self._made[name] = self._open().script(
-                source(name), ("zset", "hash") if name == "batch" else ("zset",)
-            )
-        return self._made[name]
+        return self._open().script(source(name), ("zset", "hash") if name == "batch" else ("zset",))
 
 
 @cache

@@ -130,7 +130,7 @@ def test_readers_wait_for_a_server_that_is_lost(object_server: ObjectServer, pro
         lambda: names(store),
         lambda: store.meta(path),
         lambda: all_of(store.open(path, "pkl", "one")),
-        lambda: store._opened().now(),
+        lambda: store.bucket.now(),
     ]
     with ThreadPoolExecutor(len(asked)) as threads:
         proxy.refuse()
@@ -144,7 +144,7 @@ def test_readers_wait_for_a_server_that_is_lost(object_server: ObjectServer, pro
 def test_a_listing_that_is_cut_off_goes_on_where_it_was(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket = store._opened()
+    bucket = store.bucket
     for letter in "abcde":
         bucket.put(f"x/{letter}", b"")
     pages = bucket._pages
@@ -166,7 +166,7 @@ def watched(proxy: Proxy, object_server: ObjectServer, monkeypatch: pytest.Monke
     monkeypatch.setattr(objects_bucket, "PATIENCE", 0)
     monkeypatch.setattr(objects_bucket, "WATCH", 0.02)
     monkeypatch.setitem(objects_bucket.QUICK, "read_timeout", timedelta(seconds=0.3))
-    bucket = ObjectStore(object_server.at("watched", proxy.port))._opened()
+    bucket = ObjectStore(object_server.at("watched", proxy.port)).bucket
     bucket.put("large", b"x" * CHUNK)
     return bucket
 
@@ -219,7 +219,7 @@ def test_a_save_that_was_sent_and_not_confirmed_says_so_and_stays_whole(
     store = ObjectStore(object_server.at(f"unknown-{name[:4]}", proxy.port))
     lease = store.acquire("s")
     put(store, name, "one", lease, size=LARGE)
-    bucket = store._opened()
+    bucket = store.bucket
     swap = bucket.swap
 
     def swap_and_be_cut_off(key: str, data: bytes, tag: objects_bucket.Tag | None) -> None:
@@ -283,12 +283,12 @@ def test_a_bucket_may_be_a_store_without_a_prefix(object_server: ObjectServer, o
 def test_stores_in_one_bucket_share_their_clients_unless_the_environment_has_changed(
     store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, other = store._opened(), ObjectStore(object_server.url)._opened()
+    mine, other = store.bucket, ObjectStore(object_server.url).bucket
 
     assert mine._for(0) is other._for(0)
     assert mine._for(0) is not mine._for(1 << 23)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of somebody else")
-    assert ObjectStore(object_server.url)._opened()._for(0) is not mine._for(0)
+    assert ObjectStore(object_server.url).bucket._for(0) is not mine._for(0)
 
 
 # --- listings --------------------------------------------------------------------------

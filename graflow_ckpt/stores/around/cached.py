@@ -18,6 +18,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import Any
 
 from blake3 import blake3
@@ -97,10 +98,8 @@ class Cached(Wrapper):
         source = self.inner.open(inner, part, stage)
         if source.size > self._limit:
             return source
-        try:
+        with closing(source):
             data = bytes(read_up_to(source, source.size))
-        finally:
-            source.close()
         self._keep(inner, part, under + blake3(data).digest() + data)
         return BytesSource(data)
 

@@ -37,7 +37,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -71,6 +71,7 @@ from graflow_ckpt.stores.files.lock import held
 from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.names import META, PARTS, base_of, facts_in, session_of
 from graflow_ckpt.stores.store import Facts, newest_of
+from graflow_ckpt.stores.streams import read_up_to
 
 VARIABLE = "GRAFLOW_CKPT_FALLBACK"
 _PIECE = 4 << 20
@@ -97,13 +98,9 @@ class Waiting:
 
         def copy(part: str) -> PartWriter:
             def write(sink: Sink) -> None:
-                source = self.store.open(self.path, part, self.stage)
-                try:
-                    buffer = memoryview(bytearray(min(_PIECE, max(1, source.size))))
-                    while count := source.readinto(buffer):
-                        sink.write(buffer[:count])
-                finally:
-                    source.close()
+                with closing(self.store.open(self.path, part, self.stage)) as source:
+                    while piece := read_up_to(source, min(_PIECE, source.size)):
+                        sink.write(piece)
 
             return write
 

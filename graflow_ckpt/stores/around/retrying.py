@@ -24,12 +24,14 @@ from graflow_ckpt.core.protocols import CheckpointStore, Drops, Lease, Parts, So
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.around.patience import Breaker, Patience, PutAttempt, may_pass
 from graflow_ckpt.stores.around.wrapper import Wrapper
+from graflow_ckpt.stores.streams import read_up_to
 
 log = logging.getLogger("graflow_ckpt.stores")
 
 T = TypeVar("T")
 Row = TypeVar("Row", bound=tuple[Any, ...])  # Any: rows differ, and only their ends are looked at
 LONGEST = 3600.0
+_PIECE = 1 << 20
 
 
 class Retrying(Wrapper):
@@ -190,18 +192,13 @@ class _Reopened:
         if self._source is None:
             source = self._begin()
             try:
-                _skip(source, self._read)
+                for at in range(0, self._read, _PIECE):
+                    read_up_to(source, min(_PIECE, self._read - at))
             except BaseException:
                 source.close()
                 raise
             self._source = source
         return self._source
-
-
-def _skip(source: Source, left: int) -> None:
-    scratch = memoryview(bytearray(min(left, 1 << 20)))
-    while left and (got := source.readinto(scratch[: min(left, len(scratch))])):
-        left -= got
 
 
 def _seconds(text: str, inner: CheckpointStore) -> float:

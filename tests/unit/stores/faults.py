@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from typing import Any
 
 from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.stores.files.disk import Disk
@@ -26,10 +28,6 @@ class FaultyDisk(Disk):
             if self._seen == self._at:
                 raise OSError(self._number, os.strerror(self._number))
 
-    def create(self, path: str) -> int:
-        self._pass("create")
-        return super().create(path)
-
     def write(self, fd: int, data: Buffer) -> int:
         self._pass("write")
         return super().write(fd, data[: max(1, len(data) // 2)])  # the kernel may take less than it is given
@@ -38,30 +36,14 @@ class FaultyDisk(Disk):
         self._pass("write_at")
         return super().write_at(fd, data[: max(1, len(data) // 2)], offset)
 
-    def sync(self, fd: int) -> None:
-        self._pass("sync")
-        super().sync(fd)
 
-    def sync_data(self, fd: int) -> None:
-        self._pass("sync_data")
-        super().sync_data(fd)
+def _passing(method: str) -> Callable[..., Any]:
+    def call(self: FaultyDisk, *args: Any) -> Any:
+        self._pass(method)
+        return getattr(Disk, method)(self, *args)
 
-    def sync_folder(self, path: str) -> bool:
-        self._pass("sync_folder")
-        return super().sync_folder(path)
+    return call
 
-    def rename(self, source: str, target: str) -> None:
-        self._pass("rename")
-        super().rename(source, target)
 
-    def unlink(self, path: str) -> None:
-        self._pass("unlink")
-        super().unlink(path)
-
-    def make_folder(self, path: str) -> None:
-        self._pass("make_folder")
-        super().make_folder(path)
-
-    def truncate(self, fd: int, size: int) -> None:
-        self._pass("truncate")
-        super().truncate(fd, size)
+for method in ("create", "sync", "sync_data", "sync_folder", "rename", "unlink", "make_folder", "truncate"):
+    setattr(FaultyDisk, method, _passing(method))

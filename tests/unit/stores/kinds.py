@@ -10,7 +10,6 @@ move gigabytes, to no other end.
 
 from __future__ import annotations
 
-import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,7 +37,7 @@ from tests.object_servers import ObjectServer
 from tests.postgres_servers import PostgresServer
 from tests.proxy import Proxy
 from tests.servers import Server, binaries
-from tests.unit.stores.programs import ROOT, command, printed
+from tests.unit.stores.programs import printed
 
 REDIS = sorted(binaries())
 FORKING = ("sqlite", "postgres", *REDIS)  # a forked child may use them
@@ -115,10 +114,6 @@ store = {name}({self.where!r}{given})
     def run(self, body: str) -> list[str]:
         """The lines that a program with this `store` prints."""
         return printed(self.program(body))
-
-    def kill(self, body: str) -> None:
-        """Run a program with this `store`, which kills itself."""
-        assert subprocess.run(command(self.program(body)), cwd=ROOT, check=False).returncode == -9
 
     @contextmanager
     def proxy(self) -> Iterator[tuple[Proxy, str]]:

@@ -6,7 +6,6 @@ Not here: what every store with contents promises (tests/conformance).
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,8 +30,7 @@ from tests.trios import (
     there,
     writer,
 )
-from tests.unit.stores.kinds import PROCESSES, InBucket, Kind, kept
-from tests.unit.stores.programs import ROOT, command
+from tests.unit.stores.kinds import Kind, kept
 
 ONE, TWO, THREE = content(1), content(2), content(3)
 LARGE = content(4, 300_000)
@@ -295,40 +293,3 @@ def test_what_a_dead_save_without_a_lease_holds_is_swept_after_a_day(
     assert (kept(kind), kind.head().pins) == (set(), {})
     with pytest.raises(CheckpointError, match="contents"):  # else it would be believed to have written TWO
         dead.hold([name_of(THREE)])
-
-
-SAVER = """
-from tests.trios import content, name_of, path_of, pieces, put_holding
-from tests.trios import own_name
-lease = store.acquire("s")
-put_holding(store, own_name(sequence=1), "one", [content(1), content(2)], lease=lease)
-path = path_of(store, own_name(sequence=2))
-saving = store.contents.saving(path, lease=lease, stage="two")
-def values(sink):
-    saving.hold([name_of(content(1))])
-    saving.add(name_of(content(3)), len(content(3)), pieces(content(3)))
-    saving.settle()
-    print("there", flush=True)
-    sys.stdin.read()
-store.put(path, [("pkl", values), ("meta.json", values)], lease=lease, stage="two")
-"""
-
-
-@PROCESSES
-def test_what_a_saver_has_left_that_was_killed_in_mid_save_goes_with_the_next_owner(
-    store: CheckpointStore, kind: Kind
-) -> None:
-    with subprocess.Popen(
-        command(kind.program(SAVER)), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as saver:
-        assert saver.stdout is not None
-        assert saver.stdout.readline() == b"there\n"
-        assert store.contents.sweep() == 0
-        assert len(kept(kind)) == 3
-        saver.kill()
-
-    store.acquire("s", take_over=isinstance(kind, InBucket)).release()
-
-    assert len(kept(kind)) == 2
-    assert kind.head().pins == {}
-    assert held(store, path_of(store, own_name(sequence=1))) == [ONE, TWO]

@@ -13,6 +13,7 @@ import pytest
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, ServerGone
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import keyed, open_store_of
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
 from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
 from graflow_ckpt.stores.drivers.redis.store import RedisStore
 from graflow_ckpt.stores.files.store import LocalStore
@@ -180,10 +181,11 @@ def test_probing_leaves_nothing_behind(store: CheckpointStore, kind: Kind) -> No
     [
         (RedisStore, "redis://:hunter2@127.0.0.1:{}/0"),
         (PostgresStore, "postgresql://me:hunter2@127.0.0.1:{}/d?application_name=hunter3"),
+        (ObjectStore, "s3://nobody/x?endpoint=http://127.0.0.1:{}"),
     ],
 )
 def test_nothing_is_asked_before_the_first_use_and_nothing_secret_is_told(
-    kind_of_store: type[RedisStore | PostgresStore], where: str
+    kind_of_store: type[RedisStore | PostgresStore | ObjectStore], where: str
 ) -> None:
     store = kind_of_store(where.format(free_port()))
 

@@ -27,7 +27,6 @@ from graflow_ckpt.stores.drivers.objects.names import is_objects, place_of, spli
 from graflow_ckpt.stores.drivers.objects.store import ObjectStore, checked
 from tests.object_servers import ObjectServer
 from tests.proxy import Proxy
-from tests.servers import free_port
 from tests.trios import all_of, content, held, put_holding
 from tests.unit.stores.interruptions import happening
 from tests.unit.stores.programs import printed
@@ -61,15 +60,6 @@ def test_a_bucket_without_conditional_puts_is_refused_before_anything_is_written
             put(store, "best", "one")
 
         assert keys(store) == []
-
-
-def test_nothing_is_asked_before_the_first_use(objects_url: str) -> None:
-    store = ObjectStore(f"s3://nobody/x?endpoint=http://127.0.0.1:{free_port()}")
-
-    with pytest.raises(ServerGone, match="cannot be reached") as gone:
-        store.probe()
-
-    assert "hunter2" not in f"{gone.value} {store.url} {store.folder} {store!r}"
 
 
 def test_a_refusal_says_so(objects_url: str) -> None:
@@ -241,22 +231,6 @@ def test_a_save_that_was_sent_and_not_confirmed_says_so_and_stays_whole(
     assert read(store, name) == ("two", b"two" * LARGE, b"two")
     put(store, name, "three", lease, size=LARGE)
     assert read(store, name) == ("three", b"three" * LARGE, b"three")
-    lease.release()
-
-
-@pytest.mark.parametrize("name", ["best", own_name()])
-@pytest.mark.parametrize("key", [b"/data/", b"/head/"])
-def test_a_write_whose_reply_is_lost_is_there_once(
-    object_server: ObjectServer, proxy: Proxy, name: str, key: bytes
-) -> None:
-    store = ObjectStore(object_server.at(f"lost-{name[:4]}-{key[1:5].decode()}", proxy.port))
-    lease = store.acquire("s")
-    put(store, name, "one", lease, size=LARGE)
-    proxy.drop_next_reply(key)
-
-    put(store, name, "two", lease, size=LARGE)
-
-    assert read(store, name) == ("two", b"two" * LARGE, b"two")
     lease.release()
 
 

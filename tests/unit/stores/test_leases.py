@@ -69,13 +69,6 @@ def owner_elsewhere(kind: Kind, lease: float) -> Iterator[subprocess.Popen[str]]
 # --- one owner, whose epoch grows --------------------------------------------------------
 
 
-def test_the_epoch_grows_from_one(store: CheckpointStore) -> None:
-    for epoch in (1, 2, 3):
-        lease = store.acquire("s")
-        assert lease.epoch == epoch
-        lease.release()
-
-
 def test_a_session_puts_no_checkpoint_under_the_name_of_another_ones(store: CheckpointStore) -> None:
     lease = store.acquire("s")
 

@@ -185,8 +185,10 @@ def test_probing_leaves_nothing_behind(store: CheckpointStore, kind: Kind) -> No
     ],
 )
 def test_nothing_is_asked_before_the_first_use_and_nothing_secret_is_told(
-    kind_of_store: type[RedisStore | PostgresStore | ObjectStore], where: str
+    kind_of_store: type[RedisStore | PostgresStore | ObjectStore], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "hunter4")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter5")
     store = kind_of_store(where.format(free_port()))
 
     with pytest.raises(ServerGone) as gone:

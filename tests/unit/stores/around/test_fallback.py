@@ -450,41 +450,28 @@ def test_what_is_damaged_in_the_folder_is_kept_aside_and_stops_nothing(
     assert "is not handed over" in caplog.text
 
 
-def test_what_the_store_does_not_take_waits_on_and_keeps_no_session_from_going_on(
-    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("by", ["its owner", "the next owner"])
+def test_what_the_store_does_not_take_waits_on_and_keeps_no_other_save(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture, by: str
 ) -> None:
     small = Far(MemoryStore("memory://fallback", max_bytes=3000), Cable(tmp_path / "cut"))
-    former = opened(small, tmp_path, clock)
-    with owning(former) as lease:
-        small.cable.cut()
-        put_of(former, lease, 1, size=10_000)
-    small.cable.mend()
     store = opened(small, tmp_path, clock)
+    lease = store.acquire("s")
+    small.cable.cut()
+    put_of(store, lease, 1, size=10_000)
+    if by == "the next owner":
+        lease.release()
+        store = opened(small, tmp_path, clock)
+    back(small, clock)
+    if by == "the next owner":
+        lease = store.acquire("s")
 
-    with owning(store) as lease:
-        put_of(store, lease, 2)
+    put_of(store, lease, 2)
 
     assert listed(small.inner) == names(2)
     assert waiting(store) == names(1)
-    MemoryStore("memory://fallback").forget()
-
-
-def test_what_the_store_does_not_take_waits_on_and_keeps_no_other_save(
-    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    small = Far(MemoryStore("memory://fallback", max_bytes=3000), Cable(tmp_path / "cut"))
-    store = opened(small, tmp_path, clock)
-    with owning(store) as lease:
-        small.cable.cut()
-        put_of(store, lease, 1, size=10_000)
-        small.cable.mend()
-        clock.now = 5.0
-
-        put_of(store, lease, 2)
-
-        assert listed(small.inner) == names(2)
-        assert waiting(store) == names(1)
-        assert "No room" in caplog.text
+    assert "No room" in caplog.text
+    lease.release()
     MemoryStore("memory://fallback").forget()
 
 

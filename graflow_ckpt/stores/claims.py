@@ -23,15 +23,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Final
 
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    Fenced,
-    GraflowError,
-    JournalFailed,
-    ServerError,
-    SessionBusy,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import Lease, Line, Owner
 from graflow_ckpt.links.processes import is_myself, is_near, named
 
@@ -84,8 +76,8 @@ def number(found: Any, where: str) -> int:
     return count
 
 
-def nonsense(where: str) -> CheckpointCorrupt:
-    return CheckpointCorrupt(
+def nonsense(where: str) -> errors.CheckpointCorrupt:
+    return errors.CheckpointCorrupt(
         f"What is written of the owners of a session in {where} was not written by this package.",
         hint="Find out who else can write there. The checkpoints are not in it: each can still be looked at, "
         "and another session can be forked from it.",
@@ -96,7 +88,7 @@ def nonsense(where: str) -> CheckpointCorrupt:
 # --- what is said of them ------------------------------------------------------------------
 
 
-def lost(session: str, epoch: int, found: int, owner: Owner | None) -> Fenced:
+def lost(session: str, epoch: int, found: int, owner: Owner | None) -> errors.Fenced:
     """Return the error for a store that has another claim than that of this owner. `found`: its epoch."""
     if found > epoch:
         said = f"Session {session!r} was taken over by {named(owner)}."
@@ -112,15 +104,15 @@ def lost(session: str, epoch: int, found: int, owner: Owner | None) -> Fenced:
             "it is in an older state (a restored backup, a failover)."
         )
     hint = "Nothing that this process does counts any more; it should end."
-    return Fenced(said, hint=hint, session=session, epoch=epoch, owner=owner)
+    return errors.Fenced(said, hint=hint, session=session, epoch=epoch, owner=owner)
 
 
-def busy(session: str, owner: Owner | None) -> SessionBusy:
+def busy(session: str, owner: Owner | None) -> errors.SessionBusy:
     if owner is not None and is_myself(owner):
         whom, hint = f"this process itself (since {owner.since})", "Leave or release it there first."
     else:
         whom, hint = named(owner), "Wait for it, end it, or take the session over (--take-over)."
-    return SessionBusy(
+    return errors.SessionBusy(
         f"Session {session!r} is in use by {whom}.",
         hint=_rank_hint(session, [name for name in _RANKS if name in os.environ]) or hint,
         session=session,
@@ -128,10 +120,10 @@ def busy(session: str, owner: Owner | None) -> SessionBusy:
     )
 
 
-def no_take_over(session: str, url: str) -> SessionBusy:
+def no_take_over(session: str, url: str) -> errors.SessionBusy:
     """Return the error of a store of files: its owners cannot be fenced, only ended, after a question."""
     command = f"graflow-ckpt resume {session} --take-over --store {shlex.quote(url)}"
-    return SessionBusy(
+    return errors.SessionBusy(
         f"take_over=True is not possible for session {session!r}: in a folder an owner keeps it for life.",
         hint=f"End the owner, or run this command, which names it and asks first: {command}",
         session=session,
@@ -151,9 +143,9 @@ def _rank_hint(session: str, ranks: Sequence[str]) -> str:
     )
 
 
-def released(session: str, epoch: int) -> Fenced:
+def released(session: str, epoch: int) -> errors.Fenced:
     """Return what to raise where a lease is used after its release, or in a forked child."""
-    return Fenced(
+    return errors.Fenced(
         f"Session {session!r} is not owned by this process (any more): the lease was released, "
         "or the process was forked from its owner.",
         hint="Acquire it first.",
@@ -165,9 +157,9 @@ def released(session: str, epoch: int) -> Fenced:
 NO_MORE: Final = "Nothing more is written, because another process could own the session now."
 
 
-def forgotten(server: str, session: str, epoch: int) -> Fenced:
+def forgotten(server: str, session: str, epoch: int) -> errors.Fenced:
     """Return what to raise where a server does not know the session of its owner."""
-    return Fenced(
+    return errors.Fenced(
         f"{server} has forgotten session {session!r}: its data was lost, removed or replaced.",
         hint=NO_MORE,
         session=session,
@@ -211,7 +203,7 @@ class HeldLease:
         self._over.set()
         try:
             self._let_go()
-        except (GraflowError, OSError) as error:
+        except (errors.GraflowError, OSError) as error:
             _logger.info("session %s let go without a word: %s", self.session, error)
         finally:
             self._released = True
@@ -220,7 +212,7 @@ class HeldLease:
         if self._released or self._process != os.getpid():
             raise released(self.session, self.epoch)
 
-    def lost_to(self, epoch: int | None, owner: Owner | None) -> Fenced:
+    def lost_to(self, epoch: int | None, owner: Owner | None) -> errors.Fenced:
         """Return what to raise where another claim was found. `epoch`: its epoch; None: nothing is known."""
         self._over.set()
         if epoch is None:
@@ -253,7 +245,7 @@ def clearing(lease: Lease) -> Iterator[None]:
     session is released."""
     try:
         yield
-    except (ServerError, OSError) as error:
+    except (errors.ServerError, OSError) as error:
         said = {"session": lease.session}
         _logger.warning("leftovers of session %s stay: %s", lease.session, error, extra=said)
     except BaseException:
@@ -303,7 +295,7 @@ class FencedSegment:
             self._open = False  # until it is known that nothing went wrong
             try:
                 appended = self._write(frame)
-            except (ServerError, CheckpointError) as error:
+            except (errors.ServerError, errors.CheckpointError) as error:
                 raise self._failed(error.message.rstrip(".")) from error
             if not appended:
                 raise self._failed("another writer has appended to it")
@@ -317,12 +309,12 @@ class FencedSegment:
         """Write as the owner, after `_count` others; False: there are more. Raise `Fenced`, if it is lost."""
         raise NotImplementedError
 
-    def _failed(self, why: str) -> JournalFailed:
+    def _failed(self, why: str) -> errors.JournalFailed:
         return cannot_append(self._owner.session, self.key, why, self.mend)
 
 
-def cannot_append(session: str, key: str, why: str, mend: str) -> JournalFailed:
-    return JournalFailed(
+def cannot_append(session: str, key: str, why: str, mend: str) -> errors.JournalFailed:
+    return errors.JournalFailed(
         f"Cannot append to the journal of session {session!r} ({key}): {why}.",
         hint=f"The session stops here; what was appended before is safe. Mend the {mend} and resume.",
         session=session,
@@ -330,9 +322,9 @@ def cannot_append(session: str, key: str, why: str, mend: str) -> JournalFailed:
     )
 
 
-def used(session: str, key: str) -> JournalFailed:
+def used(session: str, key: str) -> errors.JournalFailed:
     """Return what to raise where a segment that is to be begun has frames."""
-    return JournalFailed(
+    return errors.JournalFailed(
         f"The journal segment {key} has records already.",
         hint="Two writers of one epoch cannot be; resume the session to open a new epoch.",
         session=session,

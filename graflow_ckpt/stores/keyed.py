@@ -28,15 +28,7 @@ from itertools import groupby
 from typing import Unpack
 from weakref import WeakValueDictionary
 
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointNotFound,
-    Fenced,
-    GraflowError,
-    SaveOutcomeUnknown,
-    SchemaUnsupported,
-    ServerGone,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Drops, Lease, Owner, Parts
 from graflow_ckpt.stores.claims import clearing
@@ -177,20 +169,20 @@ class KeyedStore(Store[KeyedLease]):
             self._commit(to, record, bytes(meta.data), stream, going)
             self._recent.forget(*going)
         except BaseException as error:
-            unknown = isinstance(error, SaveOutcomeUnknown)
+            unknown = isinstance(error, errors.SaveOutcomeUnknown)
             if not unknown and (not sent or self._was_refused(to, error)):
                 stream.withdraw()
             elif saving := self.savings.get((to.base, to.stage)):
                 saving.committed()  # it may be committed: nothing of it may be deleted
-            if sent and isinstance(error, ServerGone):
+            if sent and isinstance(error, errors.ServerGone):
                 raise unconfirmed(to.path, error) from error
             raise
 
     def _was_refused(self, to: PutTarget, error: BaseException) -> bool:
         """Return whether it is sure that a commit is not there, and will not be."""
-        if isinstance(error, ServerGone) or not isinstance(error, GraflowError):
+        if isinstance(error, errors.ServerGone) or not isinstance(error, errors.GraflowError):
             return False  # a Ctrl-C comes at any time
-        with suppress(GraflowError):  # a reply may have been lost before it was refused
+        with suppress(errors.GraflowError):  # a reply may have been lost before it was refused
             kept = self.heads.read(to.scope).head.records.get(to.base)
             return kept is None or to.mark not in (kept.mark, kept.meta[0])
         return False
@@ -296,7 +288,7 @@ class KeyedStore(Store[KeyedLease]):
 
         self._recent.forget(*bases)
         if mine is not None and mine.live:
-            with suppress(Fenced):
+            with suppress(errors.Fenced):
                 return len(found) if mine.change(change).changed else 0
         mine = None
         return len(found) if self.heads.change(scope, change).changed else 0
@@ -443,7 +435,7 @@ class KeyedStore(Store[KeyedLease]):
                 continue
             try:
                 records = self.heads.read(scope).head.records
-            except (CheckpointCorrupt, SchemaUnsupported) as error:
+            except (errors.CheckpointCorrupt, errors.SchemaUnsupported) as error:
                 if session is not None:
                     raise
                 log.warning("%s", error)  # one head that cannot be read hides no others
@@ -460,9 +452,9 @@ class KeyedStore(Store[KeyedLease]):
         try:
             raw = self._meta_of(base, record)
             return self.meta(base) if raw is None else raw
-        except CheckpointNotFound:
+        except errors.CheckpointNotFound:
             return None
-        except CheckpointCorrupt:
+        except errors.CheckpointCorrupt:
             return b""
 
     def _pattern(self, pattern: str) -> str:

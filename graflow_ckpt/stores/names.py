@@ -15,14 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
-    SaveOutcomeUnknown,
-    ServerError,
-    ServerGone,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.links.addresses import masked
 
@@ -57,7 +50,7 @@ def check_own(path: str, its: str | None, mine: str) -> None:
     """Refuse a session `mine` that may not write there; `its`: the session whose own name it is."""
     if its not in (None, mine):
         path = masked(path)
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"{path} is the name of a checkpoint of session {its!r}.",
             hint="Give it another name.",
             path=path,
@@ -121,9 +114,9 @@ def contents_in(meta: bytes) -> tuple[str, ...]:
         return ()  # damaged: they cannot be read by it
 
 
-def gone(path: str, names: Collection[str]) -> CheckpointError:
+def gone(path: str, names: Collection[str]) -> errors.CheckpointError:
     """Return the error for a meta that names contents that the store does not have."""
-    return CheckpointError(
+    return errors.CheckpointError(
         f"The checkpoint {path} was not written: {len(names)} of its contents are not in this store.",
         hint="They were swept while it was written, or it was copied without them: save it again.",
         path=path,
@@ -131,9 +124,9 @@ def gone(path: str, names: Collection[str]) -> CheckpointError:
     )
 
 
-def replaced(path: str) -> CheckpointError:
+def replaced(path: str) -> errors.CheckpointError:
     """Return the error for a meta put alone over another stage: with that meta nothing would fit."""
-    return CheckpointError(
+    return errors.CheckpointError(
         f"The metadata of {path} were not written: another checkpoint has taken its place.",
         hint="Look at it again.",
         path=path,
@@ -146,22 +139,24 @@ def check_parts(parts: list[str]) -> None:
         raise ValueError(f"parts are some of {PARTS}, {META} last; not {parts}")
 
 
-def elsewhere(path: str, folder: str) -> CheckpointError:
+def elsewhere(path: str, folder: str) -> errors.CheckpointError:
     """Return what to raise for a path that leads to no checkpoint of the store."""
-    return CheckpointError(
+    return errors.CheckpointError(
         f"{masked(path)} is not in {folder}, or names no checkpoint.",
         hint=f"Its checkpoints are called {folder}/NAME.",
         path=masked(path),
     )
 
 
-def not_found(path: str) -> CheckpointNotFound:
-    return CheckpointNotFound(f"Checkpoint {path} not found. It may have expired or been deleted.", path=path)
+def not_found(path: str) -> errors.CheckpointNotFound:
+    return errors.CheckpointNotFound(
+        f"Checkpoint {path} not found. It may have expired or been deleted.", path=path
+    )
 
 
-def not_its(path: str, part: str) -> CheckpointCorrupt:
+def not_its(path: str, part: str) -> errors.CheckpointCorrupt:
     """Return what to raise where a part is of another stage than the meta that was read."""
-    return CheckpointCorrupt(
+    return errors.CheckpointCorrupt(
         f"The checkpoint {path} has no {part} that belongs to its meta.",
         hint="It was written anew meanwhile, or by something else.",
         path=path,
@@ -169,9 +164,9 @@ def not_its(path: str, part: str) -> CheckpointCorrupt:
     )
 
 
-def holds_none(path: str, name: str, why: str = "") -> CheckpointCorrupt:
+def holds_none(path: str, name: str, why: str = "") -> errors.CheckpointCorrupt:
     """Return what to raise where a checkpoint does not hold a content."""
-    return CheckpointCorrupt(
+    return errors.CheckpointCorrupt(
         f"The checkpoint {path} holds no content {name[:64]}.",
         hint=f"It was written anew meanwhile, or by something else{why}.",
         path=path,
@@ -179,15 +174,15 @@ def holds_none(path: str, name: str, why: str = "") -> CheckpointCorrupt:
     )
 
 
-def lacks(path: str, what: str, why: str) -> CheckpointCorrupt:
+def lacks(path: str, what: str, why: str) -> errors.CheckpointCorrupt:
     """Return what to raise where bytes are gone that a reader was on its way to."""
     hint = f"It was written anew or deleted meanwhile, or {why}."
-    return CheckpointCorrupt(f"The checkpoint {path} lacks {what}.", hint=hint, path=path)
+    return errors.CheckpointCorrupt(f"The checkpoint {path} lacks {what}.", hint=hint, path=path)
 
 
-def unconfirmed(path: str, error: ServerGone) -> SaveOutcomeUnknown:
+def unconfirmed(path: str, error: errors.ServerGone) -> errors.SaveOutcomeUnknown:
     """Return what to raise where the reply to a commit was lost for good."""
-    return SaveOutcomeUnknown(
+    return errors.SaveOutcomeUnknown(
         f"The checkpoint {path} was sent, but not confirmed: {error.message}",
         hint="It is there or its predecessor is. Look when the server is back.",
         path=path,
@@ -211,9 +206,9 @@ def unwritten(path: str) -> Iterator[None]:
     """Turn what is wrong with the server into what is wrong with the save."""
     try:
         yield
-    except ServerError as error:
+    except errors.ServerError as error:
         ids = {name: value for name, value in error.ids.items() if name != "path"}
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"Cannot write the checkpoint {masked(path)}: {error.message}",
             hint=error.hint,
             path=masked(path),

@@ -18,9 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from heapq import nlargest
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, ClassVar, Generic, TypedDict, TypeVar, Unpack
 
 from graflow_ckpt.core.protocols import Lease
+from graflow_ckpt.stores.claims import HeldLease
 from graflow_ckpt.stores.names import base_of, elsewhere, facts_in, session_of
 
 Listed = tuple[str, bytes]
@@ -40,11 +41,7 @@ class Filters(Facts, total=False):
     session: str | None
 
 
-class _Placed(Lease, Protocol):
-    where: str
-
-
-L = TypeVar("L", bound=_Placed)
+L = TypeVar("L", bound=HeldLease)
 
 
 class Store(Generic[L]):

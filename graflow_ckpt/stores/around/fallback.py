@@ -44,15 +44,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar, Unpack
 
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
-    GraflowError,
-    ServerError,
-    SessionBusy,
-    SessionError,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import (
     CheckpointStore,
     Drops,
@@ -145,7 +137,7 @@ class Folder:
             if Path(store.folder).is_dir():
                 try:
                     store.meta(f"{store.folder}/{base}")
-                except CheckpointNotFound:
+                except errors.CheckpointNotFound:
                     continue
                 return store
         return None
@@ -204,7 +196,7 @@ class FallbackLease(HeldLease):
         self.not_released()
         try:
             self.store.asked(self.remote.check)
-        except (GraflowError, OSError) as error:
+        except (errors.GraflowError, OSError) as error:
             if not may_pass(error):
                 raise
 
@@ -218,7 +210,7 @@ class FallbackLease(HeldLease):
     def _let_go(self) -> None:
         try:
             self.store.hand_over_now(self)
-        except (GraflowError, OSError) as error:
+        except (errors.GraflowError, OSError) as error:
             log.warning(
                 "session %s ends while checkpoints of it wait in %s: %s",
                 self.session,
@@ -299,7 +291,7 @@ class Fallback(Wrapper):
                 lambda: self.inner.put(inner, attempt.parts, lease=remote, stage=stage),
                 own_fault=lambda: attempt.own_fault,
             )
-        except (GraflowError, OSError) as error:
+        except (errors.GraflowError, OSError) as error:
             name = self._name(inner)
             whole = [part for part, _ in parts] == list(PARTS)
             if attempt.own_fault or not may_pass(error) or name is None or not whole:
@@ -337,7 +329,7 @@ class Fallback(Wrapper):
         waits = self._waiting_at(inner)
         try:
             there = self.asked(lambda: self.inner.delete(inner))
-        except (GraflowError, OSError) as error:
+        except (errors.GraflowError, OSError) as error:
             # a name of a session's own is used once: the store has nothing under it
             if waits is None or not may_pass(error) or session_of(base_of(os.path.basename(inner))) is None:
                 raise
@@ -383,7 +375,10 @@ class Fallback(Wrapper):
         for session in sorted({entry.session for entry in entries(self.waits.owned)}):
             try:
                 self.acquire(session).release()
-            except (CheckpointError, SessionError) as error:  # one that is damaged names no session
+            except (
+                errors.CheckpointError,
+                errors.SessionError,
+            ) as error:  # one that is damaged names no session
                 log.warning("what waits of session %r stays: %s", session, error, extra={"session": session})
         return len(self.waits.waiting())
 
@@ -391,7 +386,7 @@ class Fallback(Wrapper):
         """Run it; what the store does not take, being too large, stops neither the next save nor an owner."""
         try:
             hand_over()
-        except (CheckpointError, ServerError) as error:
+        except (errors.CheckpointError, errors.ServerError) as error:
             if may_pass(error):
                 raise
             log.warning("what waits in %s stays there: %s", self.waits.where, error)
@@ -403,7 +398,7 @@ class Fallback(Wrapper):
             return
         try:
             lease.local()
-        except SessionBusy as error:
+        except errors.SessionBusy as error:
             log.warning(
                 "what waits of session %s stays: %s", lease.session, error, extra={"session": lease.session}
             )
@@ -422,7 +417,7 @@ class Fallback(Wrapper):
                 continue
             try:
                 self.asked(partial(self._put, entry, mine.remote if mine is not None else None))
-            except CheckpointCorrupt as error:
+            except errors.CheckpointCorrupt as error:
                 self._refuse(entry, str(error))
                 continue
             entry.store.delete(entry.path)  # not before: after a kill in between it is sent once more
@@ -453,7 +448,7 @@ class Fallback(Wrapper):
         began = self._breaker.clock()
         try:
             found = call()
-        except (GraflowError, OSError) as error:
+        except (errors.GraflowError, OSError) as error:
             if not may_pass(error):
                 self._is_there()  # it has answered
             elif not own_fault() and self._breaker.bad(self._breaker.clock() - began):
@@ -503,7 +498,7 @@ class Fallback(Wrapper):
         if (found := self._waiting_at(inner)) is not None:
             try:
                 return look(*found)
-            except (CheckpointNotFound, CheckpointCorrupt):
+            except (errors.CheckpointNotFound, errors.CheckpointCorrupt):
                 if self._waiting_at(inner) is not None:
                     raise
         return self.asked(lambda: look(self.inner, inner))

@@ -28,13 +28,7 @@ from functools import partial
 from itertools import chain
 from typing import Unpack
 
-from graflow_ckpt.core.errors import (
-    BadSessionId,
-    CheckpointCorrupt,
-    CheckpointError,
-    SessionBusy,
-    UnsafeCheckpoint,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import CheckpointStore, Drops, Journal, Lease, Owner, Parts, PartWriter, Sink
 from graflow_ckpt.stores.around.wrapper import Wrapper
@@ -74,7 +68,7 @@ class Tenant(Wrapper):
 
     def __init__(self, inner: CheckpointStore, name: str) -> None:
         if not _WORD.match(name):
-            raise CheckpointError(
+            raise errors.CheckpointError(
                 f"{name!r} cannot be the name of a tenant.",
                 hint="It is 1 to 20 small letters and digits, as in tenant.acme+postgresql://host/database.",
                 tenant=name,
@@ -89,9 +83,9 @@ class Tenant(Wrapper):
         mine = self._session(session)
         try:
             return TenantLease(self.name, session, self.inner.acquire(mine, take_over=take_over))
-        except SessionBusy as busy:
+        except errors.SessionBusy as busy:
             said = busy.message.replace(mine, session), busy.hint.replace(mine, session)
-            raise SessionBusy(said[0], hint=said[1], **{**busy.ids, "session": session}) from None
+            raise errors.SessionBusy(said[0], hint=said[1], **{**busy.ids, "session": session}) from None
 
     def owner(self, session: str) -> Owner | None:
         return self.inner.owner(self._session(session))
@@ -159,7 +153,7 @@ class Tenant(Wrapper):
         """Return the session's name in the store below."""
         longest = _LONGEST - len(self._mark)
         if len(check_session_id(session)) > longest:
-            raise BadSessionId(
+            raise errors.BadSessionId(
                 f"The session id {session!r} is too long for tenant {self.name}.",
                 hint=f"Here it may have {longest} characters: the name of the tenant stands before it.",
                 session=session,
@@ -207,14 +201,14 @@ class Tenant(Wrapper):
     def _listed(self, path: str, raw: bytes) -> bytes:
         try:
             return self._opened(path, raw)
-        except CheckpointError:
+        except errors.CheckpointError:
             return b""
 
     def _opened(self, path: str, raw: bytes) -> bytes:
         fields = facts_in(raw)
         body = fields.pop(self.word, None)
         if not isinstance(body, dict) or body.get("name") != self.name:
-            raise UnsafeCheckpoint(
+            raise errors.UnsafeCheckpoint(
                 f"Checkpoint {path} was not written by tenant {self.name}.",
                 hint="It is not opened. Copy checkpoints to a tenant by its own address.",
                 path=path,
@@ -224,7 +218,7 @@ class Tenant(Wrapper):
         except (KeyError, TypeError, ValueError):
             meta = None
         if meta is None or _fields(meta, self._mark) != fields:
-            raise CheckpointCorrupt(
+            raise errors.CheckpointCorrupt(
                 f"The metadata of checkpoint {path} were changed.",
                 hint="Use another checkpoint of the session.",
                 path=path,

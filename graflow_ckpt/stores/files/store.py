@@ -17,8 +17,8 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 
 from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
@@ -121,11 +121,7 @@ class LocalStore(Store[LocalLease]):
         target = self._target(path)
         mine = self._own(lease) if lease is not None else None
         own = mine is not None and self._session_of(target) == mine.session
-        guard: Callable[[], AbstractContextManager[None]] = (
-            partial(_committing, mine, target, not own) if mine is not None else nullcontext
-        )
-        if len(parts) == 1:
-            guard = partial(_standing, guard, partial(trio.check_stands, self._disk, target, stage))
+        guard = partial(self._committing, target, mine, own, stage if len(parts) == 1 else "")
         self._settle(target.folder)
         if own:
             former = os.path.lexists(target.final(META))
@@ -200,6 +196,22 @@ class LocalStore(Store[LocalLease]):
             )
         return trio.Target(self._root if folder == self.folder else os.path.abspath(folder), base)
 
+    @contextmanager
+    def _committing(
+        self, target: trio.Target, lease: LocalLease | None, own: bool, alone: str
+    ) -> Iterator[None]:
+        """Take what a commit needs, or refuse it. `alone`: the stage of a meta that is put alone."""
+        with ExitStack() as locks:
+            if lease is not None:
+                locks.enter_context(lease.locked())
+                lease.check()
+            # where there is none yet, there is nothing that another process deletes
+            if own and os.path.lexists(target.final(META)):
+                locks.enter_context(held(target.lock))
+            if alone:
+                trio.check_stands(self._disk, target, alone)
+            yield
+
     def _session_of(self, target: trio.Target) -> str | None:
         """Return the session whose own path this is."""
         named = _OWN_NAME.match(target.base)
@@ -265,23 +277,6 @@ class LocalStore(Store[LocalLease]):
         """Return the highest one under which anything of the session was written."""
         written = highest_epoch_in(raw for _, raw in self.list(session))
         return max(written, *segments.epochs(self._disk, self._root, session), 0)
-
-
-@contextmanager
-def _committing(lease: LocalLease, target: trio.Target, locked: bool) -> Iterator[None]:
-    with lease.locked(), ExitStack() as locks:
-        lease.check()
-        # where there is none yet, there is nothing that another process deletes
-        if not locked and os.path.lexists(target.final(META)):
-            locks.enter_context(held(target.lock))
-        yield
-
-
-@contextmanager
-def _standing(guard: Callable[[], AbstractContextManager[None]], check: Callable[[], None]) -> Iterator[None]:
-    with guard():
-        check()
-        yield
 
 
 def _age(path: str) -> tuple[str, int, str]:

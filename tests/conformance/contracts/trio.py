@@ -20,13 +20,7 @@ from collections.abc import Callable
 
 import pytest
 
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
-    Fenced,
-    SessionBusy,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Lease, PartWriter, Sink
 from tests.trios import (
     all_of,
@@ -69,7 +63,7 @@ class Contract:
         while True:
             try:
                 return store.acquire(session)
-            except SessionBusy:
+            except errors.SessionBusy:
                 assert time.monotonic() < end, f"still busy after {self.patience} s, and its owner is dead"
                 time.sleep(0.05)
 
@@ -142,7 +136,9 @@ class TrioContract(Contract):
         store = opener()
         path = put(store, "best", "one")
 
-        with pytest.raises(CheckpointError):  # whoever sealed it has looked at what is not there any more
+        with pytest.raises(
+            errors.CheckpointError
+        ):  # whoever sealed it has looked at what is not there any more
             put_meta(store, "best", meta_of("two"), "two")
 
         assert read(opener(), path).values == values_of("one")
@@ -163,7 +159,7 @@ class TrioContract(Contract):
         seen: list[object] = []
 
         def look(sink: Sink) -> None:
-            with pytest.raises(CheckpointNotFound):
+            with pytest.raises(errors.CheckpointNotFound):
                 other.meta(path)
             seen.append(listed(other))
             writer(meta_of("one"))(sink)
@@ -238,7 +234,7 @@ class TrioContract(Contract):
 
         store.put(path, parts_of("one")[1:], lease=None, stage="one")
 
-        with pytest.raises(CheckpointCorrupt):
+        with pytest.raises(errors.CheckpointCorrupt):
             store.open(path, "pkl", "one")
         assert all_of(store.open(path, "state.json", "one")) == b"one"
 
@@ -261,7 +257,7 @@ class TrioContract(Contract):
         put_meta(store, "best", meta_of("one"), "one")
 
         for part in ("pkl", "state.json"):
-            with pytest.raises(CheckpointCorrupt):
+            with pytest.raises(errors.CheckpointCorrupt):
                 store.open(path, part, "one")
 
     def test_deleting_leaves_the_others(self, opener: Opener) -> None:
@@ -285,7 +281,7 @@ class TrioContract(Contract):
 
         try:
             rest = all_of(source)
-        except CheckpointCorrupt:
+        except errors.CheckpointCorrupt:
             return  # it says so: the reader looks at meta again
         assert bytes(first[:count]) + rest == old
 
@@ -303,14 +299,14 @@ class TrioContract(Contract):
         store = opener()
 
         for path in (path_of(store, ""), path_of(store, ".pkl")):
-            with pytest.raises(CheckpointError):
+            with pytest.raises(errors.CheckpointError):
                 store.put(path, parts_of("one"), lease=None, stage="one")
         assert listed(store) == []
 
     def test_errors_name_the_path_and_say_what_to_do(self, opener: Opener) -> None:
         store = opener()
 
-        with pytest.raises(CheckpointNotFound) as missing:
+        with pytest.raises(errors.CheckpointNotFound) as missing:
             store.meta(path_of(store, "best"))
 
         assert "best" in str(missing.value)
@@ -328,10 +324,10 @@ def _failing(stage: str, part: str, error: BaseException) -> list[tuple[str, Par
 
 def _is_absent(store: CheckpointStore, name: str, stage: str = "one") -> bool:
     path = path_of(store, name)
-    with pytest.raises(CheckpointNotFound):
+    with pytest.raises(errors.CheckpointNotFound):
         store.meta(path)
     for part in ("pkl", "state.json"):
-        with pytest.raises(CheckpointNotFound):
+        with pytest.raises(errors.CheckpointNotFound):
             store.open(path, part, stage)
     return name.removesuffix(".pkl") not in listed(store)
 
@@ -476,7 +472,7 @@ class AlongContract(Contract):
 
             assert listed(opener()) == [named(own_name(sequence=n)) for n in (4, 3)]
             for path in (one, two):
-                with pytest.raises(CheckpointNotFound):
+                with pytest.raises(errors.CheckpointNotFound):
                     opener().meta(path)
 
     def test_what_belongs_to_others_does_not_go_with_a_save(self, opener: Opener) -> None:
@@ -509,7 +505,7 @@ class AlongContract(Contract):
             raise _Stop
 
         if why == "taken over":
-            with owning(opener(), take_over=True), pytest.raises(Fenced):
+            with owning(opener(), take_over=True), pytest.raises(errors.Fenced):
                 put_own(store, lease, 2, drops=[path])
         else:
             parts = [("pkl", fails), ("state.json", writer(b"{}")), ("meta.json", writer(b"{}"))]

@@ -34,15 +34,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from graflow_ckpt.core.errors import (
-    BadAddress,
-    CheckpointError,
-    ServerError,
-    ServerGone,
-    ServerRefuses,
-    ServerTooOld,
-    not_installed,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.stores.driver import Entry, Stored, Tag
 from graflow_ckpt.stores.drivers.objects.names import BucketAddress
@@ -53,7 +45,7 @@ try:
     from obstore import exceptions as theirs
     from obstore.store import AzureStore, GCSStore, S3Store
 except ModuleNotFoundError as missing:
-    raise not_installed(missing, "An object store cannot be used", "objects") from missing
+    raise errors.not_installed(missing, "An object store cannot be used", "objects") from missing
 
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -73,34 +65,34 @@ def translated(address: str) -> Iterator[None]:
         raise _in_our_words(address, error) from error
 
 
-def no_bucket(address: str) -> ServerError:
-    return ServerError(
+def no_bucket(address: str) -> errors.ServerError:
+    return errors.ServerError(
         f"{address} cannot be used: there is no such bucket.",
         hint="Make it, or check the name and the endpoint.",
         address=address,
     )
 
 
-def _in_our_words(address: str, error: Exception) -> ServerError:
+def _in_our_words(address: str, error: Exception) -> errors.ServerError:
     if _NO_BUCKET.search(str(error)):
         return no_bucket(address)
     text = shown(str(error))
     found = _STATUS.search(text)
     status = int(found[1]) if found else 0
     if isinstance(error, (theirs.PermissionDeniedError, theirs.UnauthenticatedError)):
-        return ServerRefuses(
+        return errors.ServerRefuses(
             f"{address} refuses: {text}.",
             hint="Check the credentials in the environment, and what they allow in that bucket.",
             address=address,
         )
     if status == 0 or (status >= 500 and status != 501) or status in (408, 429):
-        return ServerGone(
+        return errors.ServerGone(
             f"{address} cannot be reached, or was lost: {text}.",
             hint="It may pass: try again in a moment.",
             address=address,
             status=status,
         )
-    return ServerError(f"{address} answers with an error: {text}.", address=address, status=status)
+    return errors.ServerError(f"{address} answers with an error: {text}.", address=address, status=status)
 
 
 def shown(text: str) -> str:
@@ -138,7 +130,7 @@ def client_for(place: BucketAddress, size: int) -> Any:
     """Return the client for requests that move so many bytes, in the bucket and not below its prefix."""
     global _used_by
     if _used_by not in (0, os.getpid()):
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"{place} cannot be used: an object store was in use when this process was forked.",
             hint="Start processes with spawn or forkserver, or fork before a bucket is used.",
             store=str(place),
@@ -180,7 +172,7 @@ def _made(place: BucketAddress, timeouts: Mapping[str, timedelta]) -> Any:
             place.bucket, client_options={**_CLIENT, **timeouts}, retry_config=_RETRIES, **options
         )
     except (theirs.BaseError, ValueError, TypeError) as error:
-        raise BadAddress(
+        raise errors.BadAddress(
             f"{place} cannot be opened: {shown(str(error))}.",
             hint="Check what follows the ? of its address, and the settings in the environment.",
             address=str(place),
@@ -232,7 +224,7 @@ class Bucket:
                         key, at = last.removeprefix(self._prefix), meta["last_modified"].timestamp()
                         yield Entry(key, meta["size"], at)
                 return
-            except ServerGone:
+            except errors.ServerGone:
                 if patience.over():
                     raise
 
@@ -296,13 +288,13 @@ class Bucket:
             kept = first is not None and self.create(key, b"2") is None
             second = self.swap(key, b"3", first) if kept else None
             kept = second is not None and self.swap(key, b"4", first) is None
-        except ServerError as error:
+        except errors.ServerError as error:
             if error.ids.get("status") not in (400, 405, 501):
                 raise
             kept = False
         self.delete([key])
         if not kept:
-            raise ServerTooOld(
+            raise errors.ServerTooOld(
                 f"{self.address} does not honour conditional writes (If-None-Match, If-Match).",
                 hint="Without them two processes could own one session and overwrite each other. Use a "
                 "service that has them (S3, GCS, Azure, MinIO), or another store.",
@@ -314,7 +306,7 @@ class Bucket:
         """Return what its clock says."""
         self.put("clock", b"")
         if (found := self.get("clock")) is None:
-            raise ServerError(f"{self.address} loses what is written into it.", address=self.address)
+            raise errors.ServerError(f"{self.address} loses what is written into it.", address=self.address)
         return found.at
 
     # --- within ------------------------------------------------------------------------
@@ -378,7 +370,7 @@ def patiently(ask: Callable[[], _T], patience: ServerWait) -> _T:
     while True:
         try:
             return ask()
-        except ServerGone:
+        except errors.ServerGone:
             if patience.over():
                 raise
 

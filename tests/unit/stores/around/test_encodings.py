@@ -24,15 +24,7 @@ from graflow_ckpt.checkpoint.care.resealing import put_sealed, reseal
 from graflow_ckpt.checkpoint.history import records
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.seals import seal
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    JournalDamaged,
-    NoKey,
-    SchemaUnsupported,
-    UnknownKey,
-    UnsafeCheckpoint,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore
 from graflow_ckpt.stores import open_store
@@ -115,8 +107,8 @@ def changed(inner: CheckpointStore, part: str, change: Change) -> None:
     put_raw(inner, {**parts, part: change(parts[part])})
 
 
-def refused(store: CheckpointStore, name: str = "best", ring: Keyring = OLD) -> CheckpointError:
-    with pytest.raises(CheckpointError) as error:
+def refused(store: CheckpointStore, name: str = "best", ring: Keyring = OLD) -> errors.CheckpointError:
+    with pytest.raises(errors.CheckpointError) as error:
         value_of(store, name, ring)
     return error.value
 
@@ -165,7 +157,7 @@ def test_what_is_not_encrypted_is_refused_by_name_and_listed_as_unreadable(
 ) -> None:
     save(inner)
 
-    assert type(refused(store)) is UnsafeCheckpoint
+    assert type(refused(store)) is errors.UnsafeCheckpoint
     assert "not encrypted" in refused(store).message
     assert (len(inventory(store).cuts), len(inventory(store).unreadable)) == (0, 1)
     assert value_of(inner) == SECRET
@@ -180,7 +172,7 @@ def test_a_plain_file_among_encrypted_ones_is_refused(
 
     changed(inner, part, lambda data: stored(inner, "plain")[part])
 
-    assert isinstance(refused(store), UnsafeCheckpoint | CheckpointCorrupt)
+    assert isinstance(refused(store), errors.UnsafeCheckpoint | errors.CheckpointCorrupt)
 
 
 CHANGES: dict[str, Change] = {
@@ -206,7 +198,7 @@ def test_parts_that_were_changed_swapped_or_cut_off_are_refused(
 
     changed(inner, "pkl", change)
 
-    assert type(refused(store)) is CheckpointCorrupt
+    assert type(refused(store)) is errors.CheckpointCorrupt
     assert "not what was written" in str(refused(store))
 
 
@@ -233,7 +225,7 @@ def decoded(encoding: Encoding, data: bytes, size: int | None, part: str = "pkl"
 def test_frames_open_in_their_order_only_also_if_a_digest_says_nothing(change: Change) -> None:
     data = random.Random(1).randbytes(2 * FRAME + 500)
 
-    with pytest.raises(CheckpointCorrupt):
+    with pytest.raises(errors.CheckpointCorrupt):
         decoded(BOTH, change(encoded(BOTH, data)), len(data))
 
 
@@ -242,7 +234,7 @@ def test_a_part_opens_under_its_own_name_and_key_only() -> None:
 
     assert decoded(BOTH, kept, 6) == b"values"
     for other, part in ((BOTH, "state.json"), (replace(BOTH, key=b"x" * 32), "pkl")):
-        with pytest.raises(CheckpointCorrupt):
+        with pytest.raises(errors.CheckpointCorrupt):
             decoded(other, kept, 6, part)
 
 
@@ -263,7 +255,7 @@ def test_parts_of_other_trios_are_refused(inner: MemoryStore, store: Encrypted) 
 
     for part, data in (("pkl", others["pkl"]), ("pkl", mine["state.json"])):
         put_raw(inner, {**mine, part: data})
-        assert type(refused(store)) is CheckpointCorrupt
+        assert type(refused(store)) is errors.CheckpointCorrupt
     put_raw(inner, mine)
     sealed_anew(inner, private=private)
     assert "changed after they were encoded" in str(refused(store))
@@ -289,7 +281,7 @@ def test_a_meta_that_was_changed_is_refused(
     save(store)
     changed(inner, "meta.json", lambda raw: json.dumps({**json.loads(raw), field: value}).encode())
 
-    assert isinstance(refused(store), UnsafeCheckpoint | UnknownKey | CheckpointCorrupt)
+    assert isinstance(refused(store), errors.UnsafeCheckpoint | errors.UnknownKey | errors.CheckpointCorrupt)
     assert len(list(store.list())) == 1
 
 
@@ -304,7 +296,7 @@ def test_what_a_holder_of_the_key_has_sealed_wrongly_is_refused_too(
     save(store)
     sealed_anew(inner, **fields)
 
-    assert isinstance(refused(store), CheckpointError)
+    assert isinstance(refused(store), errors.CheckpointError)
 
 
 def test_a_deep_or_endless_meta_is_refused_and_listed(inner: MemoryStore, store: Encrypted) -> None:
@@ -313,7 +305,7 @@ def test_a_deep_or_endless_meta_is_refused_and_listed(inner: MemoryStore, store:
     for raw in (deep, b"{" * 100_000, b'{"private": 7}', b'{"encoding": {"stage": 3}}'):
         changed(inner, "meta.json", lambda _, raw=raw: raw)
 
-        assert isinstance(refused(store), CheckpointCorrupt | UnsafeCheckpoint)
+        assert isinstance(refused(store), errors.CheckpointCorrupt | errors.UnsafeCheckpoint)
         assert len(inventory(store).unreadable) == 1
         save(store)
 
@@ -325,7 +317,7 @@ def test_a_reader_that_lacks_an_encoding_refuses_by_name(
     monkeypatch.setattr(model, "NEEDS", frozenset({"rewinds"}))
 
     for place in (store, inner):
-        assert type(refused(place)) is SchemaUnsupported
+        assert type(refused(place)) is errors.SchemaUnsupported
         assert "needs zstd, aead" in refused(place).message
 
 
@@ -379,7 +371,7 @@ def test_a_session_that_is_encrypted_does_not_go_on_in_the_clear(
     encrypted = f"encrypted+file://{tmp_path}/kept"
     save(open_store(encrypted), own_name(), ring=Keyring.load())
 
-    with pytest.raises(UnsafeCheckpoint, match="is encrypted") as error:
+    with pytest.raises(errors.UnsafeCheckpoint, match="is encrypted") as error:
         run(f"{tmp_path}/kept")
 
     assert "encrypted+" in error.value.hint
@@ -396,7 +388,7 @@ def test_old_keys_open_and_the_newest_encrypts(inner: MemoryStore, store: Encryp
 
     assert value_of(both, "old") == value_of(both, "new") == SECRET
     assert {json.loads(raw)["encoding"][0] for _, raw in inner.list()} == {"aead:old", "aead:new"}
-    assert type(refused(store, "new")) is UnknownKey
+    assert type(refused(store, "new")) is errors.UnknownKey
     assert refused(store, "new").ids["key_id"] == "new"
 
 
@@ -435,7 +427,7 @@ def test_a_store_is_named_without_a_key_and_used_with_one(
     assert list(inventory(store).cuts) == []
     save(Encrypted(inner, OLD))
     for look in (inventory, lambda store: CheckpointManager.list_checkpoints(store=store.url), encoded_by):
-        with pytest.raises(CheckpointError, match="GRAFLOW_CKPT_KEY"):
+        with pytest.raises(errors.CheckpointError, match="GRAFLOW_CKPT_KEY"):
             look(store)
 
 
@@ -458,7 +450,7 @@ def test_a_fernet_key_of_the_environment_encrypts_and_seals_nothing(inner: Memor
         Encrypted(inner, fernet=FERNET.encode()), ring=Keyring.load(env | {"GRAFLOW_CKPT_FERNET_KEY": ""})
     )
     assert FERNET not in repr(ring)
-    with pytest.raises(NoKey):  # to seal takes a key of its own
+    with pytest.raises(errors.NoKey):  # to seal takes a key of its own
         Keyring.load({"GRAFLOW_CKPT_FERNET_KEY": FERNET}, local=False)
 
 
@@ -470,13 +462,13 @@ def test_a_database_takes_a_fernet_key_under_the_name_that_is_known_for_it(tmp_p
     assert path.startswith("encrypted+sqlite:///")
     assert value_of(Encrypted(store.inner, fernet=FERNET)) == SECRET
     assert SECRET.encode() not in (tmp_path / "runs.db").read_bytes()
-    with pytest.raises(NoKey):
+    with pytest.raises(errors.NoKey):
         EncryptedCheckpointStore(tmp_path / "runs.db", b"")
 
 
 @pytest.mark.parametrize("text", ["no key", FERNET[:-4], FERNET + "," + "x" * 44, "ü" * 44])
 def test_what_is_no_fernet_key_is_refused_without_being_shown(text: str) -> None:
-    with pytest.raises(CheckpointError, match="no Fernet key") as refused:
+    with pytest.raises(errors.CheckpointError, match="no Fernet key") as refused:
         fernet_keys(text)
 
     assert text not in str(refused.value)
@@ -578,13 +570,13 @@ def test_a_frame_with_good_ones_after_it_is_damage_if_it_is_changed_or_missing()
         raw[:head] + raw[first:second] + raw[head:first] + raw[second:],
         raw[:second] + raw[head:],
     ):
-        with pytest.raises(JournalDamaged):
+        with pytest.raises(errors.JournalDamaged):
             read(damaged)
 
 
 @pytest.mark.parametrize("place", [("t", 1, 3), ("s", 2, 3), ("s", 1, 4)])
 def test_a_segment_opens_at_its_place_only(place: tuple[str, int, int]) -> None:
-    with pytest.raises(JournalDamaged):
+    with pytest.raises(errors.JournalDamaged):
         read(segment_of()[0], place=place)
 
 
@@ -593,14 +585,14 @@ def test_a_plain_journal_is_refused_by_name(store: Encrypted) -> None:
         frames = journal.Writer(OLD, "s", lease.epoch, 0)
         store.journal(lease, 0).append(frames.head + frames.frame(PAYLOADS[0]))
 
-    with pytest.raises(UnsafeCheckpoint, match="not encrypted"):
+    with pytest.raises(errors.UnsafeCheckpoint, match="not encrypted"):
         list(records(store, OLD, 0, None, "s"))
 
 
 def test_a_journal_of_a_key_that_is_not_here_is_refused_by_name() -> None:
     raw, _ = segment_of(Keyring({"seals": bytes(32)}, {"old": b"o" * 32}))
 
-    with pytest.raises(UnknownKey, match="old"):
+    with pytest.raises(errors.UnknownKey, match="old"):
         read(raw, Keyring({"seals": bytes(32)}))
     assert journal.keys_of(raw) == {"seals", "old"}
 
@@ -612,7 +604,7 @@ def test_what_does_not_know_the_format_refuses_an_encrypted_journal_by_name(
     monkeypatch.setattr(journal, "_KNOWN", (b"1", b"2"))
 
     assert journal.is_later(raw)
-    with pytest.raises(SchemaUnsupported, match="format 3"):
+    with pytest.raises(errors.SchemaUnsupported, match="format 3"):
         read(raw)
 
 
@@ -706,7 +698,7 @@ BOMBS = {
 def test_a_part_that_does_not_hold_what_it_says_is_corrupt(data: bytes) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    with pytest.raises(CheckpointCorrupt, match="cannot be decoded"):
+    with pytest.raises(errors.CheckpointCorrupt, match="cannot be decoded"):
         decoded(PACKING, data, 200_000)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 128 << 10  # in KiB
 
@@ -721,7 +713,7 @@ def test_nothing_is_decoded_whose_digest_does_not_fit(
         )
     monkeypatch.setattr(zstandard, "ZstdDecompressor", None)  # to be called is an error of another kind
 
-    assert type(refused(inner)) is CheckpointCorrupt
+    assert type(refused(inner)) is errors.CheckpointCorrupt
 
 
 @pytest.mark.parametrize("size", [10, 2**60, -1, "x", None, 1.5])
@@ -731,7 +723,7 @@ def test_a_size_that_is_none_is_corrupt(inner: MemoryStore, size: object) -> Non
 
     sealed_anew(inner, parts=parts | {"pkl": parts["pkl"] | {"plain": size}})
 
-    assert isinstance(refused(inner), CheckpointCorrupt)
+    assert isinstance(refused(inner), errors.CheckpointCorrupt)
 
 
 def test_metas_are_opened_with_the_keys_that_their_store_was_given(

@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
-    Fenced,
-    SaveOutcomeUnknown,
-    ServerFull,
-    ServerGone,
-    ServerReadOnly,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import Sink
 from graflow_ckpt.core.task import Backoff
 from graflow_ckpt.stores import open_store, store_of
@@ -85,7 +76,7 @@ def test_what_is_away_for_a_while_is_waited_for(store: Retrying, far: Far, time:
 def test_patience_ends_and_the_error_is_the_stores(store: Retrying, far: Far, time: Time) -> None:
     far.cable.cut()
 
-    with pytest.raises(ServerGone, match="cannot be reached"):
+    with pytest.raises(errors.ServerGone, match="cannot be reached"):
         store.meta(path_of(store, "best"))
 
     assert len(time.slept) > 3
@@ -93,7 +84,7 @@ def test_patience_ends_and_the_error_is_the_stores(store: Retrying, far: Far, ti
 
 
 def test_what_cannot_pass_is_not_asked_again(store: Retrying, far: Far, time: Time) -> None:
-    with pytest.raises(CheckpointError, match="not found"):
+    with pytest.raises(errors.CheckpointError, match="not found"):
         store.meta(path_of(store, "best"))
 
     assert far.calls == ["meta"]
@@ -202,7 +193,7 @@ def test_a_frame_of_a_journal_is_never_sent_twice(store: Retrying, far: Far) -> 
         journal = store.journal(lease, 0)
         far.fails = [("append", True)]
 
-        with pytest.raises(ServerGone):
+        with pytest.raises(errors.ServerGone):
             journal.append(b"frame;")
 
         assert [raw for _, _, raw in store.segments("s")] == [b"frame;"]
@@ -213,11 +204,11 @@ def test_after_calls_that_no_patience_helped_the_next_fail_at_once(
 ) -> None:
     far.cable.cut()
     for _ in range(5):
-        with pytest.raises(ServerGone):
+        with pytest.raises(errors.ServerGone):
             store.owner("s")
     far.calls.clear()
 
-    with pytest.raises(ServerGone, match="not asked again"):
+    with pytest.raises(errors.ServerGone, match="not asked again"):
         store.owner("s")
     assert far.calls == []
 
@@ -240,7 +231,7 @@ def test_an_address_asks_for_it_with_seconds() -> None:
 
 @pytest.mark.parametrize("seconds", ["soon", "-1", "1e9", "nan"])
 def test_what_is_no_number_of_seconds_is_refused(seconds: str) -> None:
-    with pytest.raises(CheckpointError, match="seconds"):
+    with pytest.raises(errors.CheckpointError, match="seconds"):
         open_store(f"retry.{seconds}+memory://retrying")
 
 
@@ -255,18 +246,18 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
 @pytest.mark.parametrize(
     ("error", "passes"),
     [
-        (ServerGone("away"), True),
+        (errors.ServerGone("away"), True),
         (ConnectionResetError(), True),
         (TimeoutError(), True),
-        (caused(CheckpointError("cannot write"), ServerGone("away")), True),
-        (CheckpointError("cannot write"), False),
-        (caused(SaveOutcomeUnknown("sent"), ServerGone("away")), True),
-        (caused(SaveOutcomeUnknown("sync"), OSError(5, "device")), False),
-        (ServerFull("full"), False),
-        (ServerReadOnly("replica"), False),
-        (CheckpointCorrupt("damaged"), False),
-        (CheckpointNotFound("none"), False),
-        (Fenced("lost"), False),
+        (caused(errors.CheckpointError("cannot write"), errors.ServerGone("away")), True),
+        (errors.CheckpointError("cannot write"), False),
+        (caused(errors.SaveOutcomeUnknown("sent"), errors.ServerGone("away")), True),
+        (caused(errors.SaveOutcomeUnknown("sync"), OSError(5, "device")), False),
+        (errors.ServerFull("full"), False),
+        (errors.ServerReadOnly("replica"), False),
+        (errors.CheckpointCorrupt("damaged"), False),
+        (errors.CheckpointNotFound("none"), False),
+        (errors.Fenced("lost"), False),
         (PermissionError(), False),
     ],
 )

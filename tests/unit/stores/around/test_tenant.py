@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.core.errors import (
-    BadSessionId,
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
-    SessionBusy,
-    UnsafeCheckpoint,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store, store_of
 from graflow_ckpt.stores.around.tenant import Tenant
@@ -88,7 +81,7 @@ def test_no_name_leads_to_what_another_tenant_has(a: Tenant, b: Tenant, guess: s
         for ask in (b.meta, b.delete):
             try:
                 assert ask(path) is False
-            except CheckpointError as error:
+            except errors.CheckpointError as error:
                 assert "of-a" not in str(error)  # noqa: PT017  either is an answer
         assert list(b.list(None, path)) == []
     for session in ("s", "a-s"):
@@ -116,7 +109,7 @@ def test_the_path_of_another_tenant_is_refused(a: Tenant, b: Tenant) -> None:
 
     assert path.startswith("tenant.a+memory://")
     assert b.takes(path) is None
-    with pytest.raises(CheckpointError, match="is not in"):
+    with pytest.raises(errors.CheckpointError, match="is not in"):
         b.meta(path)
     assert b.takes("memory://tenants-unit/a-best") is None
 
@@ -128,7 +121,7 @@ def test_a_trio_that_was_moved_to_another_tenant_is_refused(inner: MemoryStore, 
     put(inner, "b-plain", "one")
 
     for name in ("best", "plain"):
-        with pytest.raises(UnsafeCheckpoint, match="tenant b"):
+        with pytest.raises(errors.UnsafeCheckpoint, match="tenant b"):
             b.meta(path_of(b, name))
     assert {raw for _, raw in b.list()} == {b""}
 
@@ -161,12 +154,12 @@ def test_a_changed_envelope_is_corrupt(inner: MemoryStore, a: Tenant) -> None:
         raw = json.dumps(changed).encode()
         inner.put(f"{inner.folder}/a-best", [("meta.json", writer(raw))], lease=None, stage="one")
 
-        with pytest.raises(CheckpointCorrupt):
+        with pytest.raises(errors.CheckpointCorrupt):
             a.meta(path)
 
 
 def test_who_is_busy_is_told_by_the_names_of_the_tenant(a: Tenant) -> None:
-    with owning(a), pytest.raises(SessionBusy) as busy:
+    with owning(a), pytest.raises(errors.SessionBusy) as busy:
         a.acquire("s")
 
     assert busy.value.ids["session"] == "s"
@@ -178,13 +171,13 @@ def test_a_session_id_has_to_leave_room_for_the_tenant(inner: MemoryStore) -> No
 
     store.acquire("s" * 43).release()
     for ask in (store.acquire, store.owner):
-        with pytest.raises(BadSessionId, match="too long for tenant"):
+        with pytest.raises(errors.BadSessionId, match="too long for tenant"):
             ask("s" * 44)
 
 
 @pytest.mark.parametrize("name", ["", "A", "a-b", "a_b", "a.b", "x" * 21, "a/b", "é", "a\n"])
 def test_what_cannot_be_the_name_of_a_tenant_is_refused(inner: MemoryStore, name: str) -> None:
-    with pytest.raises(CheckpointError, match="name of a tenant"):
+    with pytest.raises(errors.CheckpointError, match="name of a tenant"):
         Tenant(inner, name)
 
 
@@ -192,7 +185,7 @@ def test_an_address_names_the_tenant() -> None:
     store = open_store("tenant.acme+memory://tenants-unit")
 
     assert store.url == store_of(path_of(store, "best")) == "tenant.acme+memory://tenants-unit"
-    with pytest.raises(CheckpointError, match="name of a tenant"):
+    with pytest.raises(errors.CheckpointError, match="name of a tenant"):
         open_store("tenant+memory://tenants-unit")
 
 
@@ -210,6 +203,6 @@ def test_in_folders_with_odd_names_and_inside_other_wrappers_it_lists_its_own(tm
 
 
 def test_what_is_not_there_is_not_found_under_the_tenants_name(a: Tenant) -> None:
-    with pytest.raises(CheckpointNotFound):
+    with pytest.raises(errors.CheckpointNotFound):
         a.meta(path_of(a, "best"))
     assert json.loads(meta_of("one"))["session_id"] == "s"

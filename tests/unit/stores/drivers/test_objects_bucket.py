@@ -10,15 +10,7 @@ from threading import Semaphore, Timer
 
 import pytest
 
-from graflow_ckpt.core.errors import (
-    BadAddress,
-    CheckpointError,
-    SaveOutcomeUnknown,
-    ServerError,
-    ServerGone,
-    ServerRefuses,
-    ServerTooOld,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import Sink
 from graflow_ckpt.stores.drivers.objects import bucket as objects_bucket
 from graflow_ckpt.stores.drivers.objects.bucket import Bucket, shown
@@ -54,9 +46,9 @@ def test_a_bucket_without_conditional_puts_is_refused_before_anything_is_written
     with ObjectServer(without=without) as server:
         store = ObjectStore(server.url)
         for call in (store.probe, lambda: store.acquire("s")):
-            with pytest.raises(ServerTooOld, match="conditional writes"):
+            with pytest.raises(errors.ServerTooOld, match="conditional writes"):
                 call()
-        with pytest.raises(CheckpointError, match="conditional writes"):
+        with pytest.raises(errors.CheckpointError, match="conditional writes"):
             put(store, "best", "one")
 
         assert keys(store) == []
@@ -66,9 +58,9 @@ def test_a_refusal_says_so(objects_url: str) -> None:
     with ObjectServer(without="rights") as server:
         store = ObjectStore(server.url)
         for call in (store.probe, lambda: store.acquire("s"), lambda: store.meta("best")):
-            with pytest.raises(ServerRefuses, match="refuses"):
+            with pytest.raises(errors.ServerRefuses, match="refuses"):
                 call()
-        with pytest.raises(CheckpointError, match=r"Cannot write the checkpoint .*/best: .*refuses"):
+        with pytest.raises(errors.CheckpointError, match=r"Cannot write the checkpoint .*/best: .*refuses"):
             put(store, "best", "one")
 
 
@@ -76,12 +68,12 @@ def test_a_bucket_that_is_not_there_says_so(object_server: ObjectServer, objects
     store = ObjectStore(objects_url.replace("://bucket/", "://no-such-bucket/"))
 
     for call in (store.probe, lambda: store.acquire("s"), lambda: list(store.list())):
-        with pytest.raises(ServerError, match="no such bucket"):
+        with pytest.raises(errors.ServerError, match="no such bucket"):
             call()
 
 
 def test_an_option_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ServerError, match="s3://bucket/x cannot be opened"):
+    with pytest.raises(errors.ServerError, match="s3://bucket/x cannot be opened"):
         ObjectStore("s3://bucket/x?endpiont=http://h:1").probe()
 
 
@@ -143,7 +135,7 @@ def test_a_listing_that_is_cut_off_goes_on_where_it_was(
         page = next(pages(prefix, after))
         yield page[:2]
         if len(page) > 2:
-            raise ServerGone("it went")
+            raise errors.ServerGone("it went")
 
     monkeypatch.setattr(bucket, "_pages", cut_off)
 
@@ -195,7 +187,7 @@ def test_what_is_large_is_given_up_when_the_server_answers_nothing(
     with ThreadPoolExecutor(1) as threads:
         done = threads.submit(request_of, watched)
         try:
-            with pytest.raises(ServerGone):
+            with pytest.raises(errors.ServerGone):
                 done.result(timeout=60)  # half of what it could take
         finally:
             proxy.resume()
@@ -223,7 +215,7 @@ def test_a_save_that_was_sent_and_not_confirmed_says_so_and_stays_whole(
 
     *others, (_, _) = parts("two", size=LARGE)
     meta = b'{"session_id": "s", "stage": "two"}'
-    with pytest.raises(SaveOutcomeUnknown, match="was sent, but not confirmed"):
+    with pytest.raises(errors.SaveOutcomeUnknown, match="was sent, but not confirmed"):
         store.put(name, [*others, ("meta.json", write_meta)], lease=lease, stage="two")
     monkeypatch.setattr(bucket, "swap", swap)
     proxy.resume()
@@ -366,7 +358,7 @@ def test_options_of_a_bucket_are_remembered_where_only_its_text_is_left() -> Non
     ],
 )
 def test_what_is_no_address_or_holds_a_secret_is_refused_without_showing_it(where: str) -> None:
-    with pytest.raises(BadAddress) as bad:
+    with pytest.raises(errors.BadAddress) as bad:
         place_of(where)
 
     assert "hunter2" not in f"{bad.value} {bad.value.ids}"
@@ -399,7 +391,7 @@ def test_no_key_of_the_longest_name_is_longer_than_a_service_allows(store: Objec
 
 def test_names_that_cannot_be_are_refused() -> None:
     for name in ("", ".", "..", "x" * 801, "☃" * 200):
-        with pytest.raises(CheckpointError, match="cannot be the name"):
+        with pytest.raises(errors.CheckpointError, match="cannot be the name"):
             checked(name)
 
 

@@ -11,15 +11,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.core.errors import (
-    BadAddress,
-    CheckpointError,
-    SchemaUnsupported,
-    ServerError,
-    ServerGone,
-    ServerReadOnly,
-    ServerRefuses,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.stores import open_store_of, store_of
 from graflow_ckpt.stores.drivers.postgres.names import divided, folder_of, parse
 from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
@@ -109,7 +101,7 @@ def test_a_connection_that_has_forgotten_its_statements_learns_them_again(kind: 
 
 @pytest.mark.parametrize("name", ["x" * 501, "a\0b", "caf\udce9", "/", "a/b"])
 def test_what_cannot_be_a_name_is_refused(store: PostgresStore, name: str) -> None:
-    with pytest.raises(CheckpointError, match="name"):
+    with pytest.raises(errors.CheckpointError, match="name"):
         put(store, name, "one")
 
 
@@ -167,7 +159,7 @@ def test_a_server_that_syncs_nothing_is_not_believed_and_keeps_no_journal(store:
 
     assert store.synced is False
     lease = store.acquire("s")
-    with pytest.raises(CheckpointError, match="fsync = on"):
+    with pytest.raises(errors.CheckpointError, match="fsync = on"):
         store.journal(lease, 0)
     lease.release()
 
@@ -178,10 +170,10 @@ def test_a_server_that_syncs_nothing_is_not_believed_and_keeps_no_journal(store:
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
-        ((f":{PASSWORD}@", ":hunter3@"), ServerRefuses),
-        (("graflow:", "nobody:"), ServerRefuses),
-        (("/test_", "/none_"), ServerError),
-        (("127.0.0.1", "nohost.invalid"), ServerGone),
+        ((f":{PASSWORD}@", ":hunter3@"), errors.ServerRefuses),
+        (("graflow:", "nobody:"), errors.ServerRefuses),
+        (("/test_", "/none_"), errors.ServerError),
+        (("127.0.0.1", "nohost.invalid"), errors.ServerGone),
         (("@127", "@127"), None),
     ],
 )
@@ -202,7 +194,7 @@ def test_what_is_wrong_is_told_at_once_and_without_the_password(
 
 
 def test_an_option_that_is_none_is_refused(postgres_url: str) -> None:
-    with pytest.raises(ServerError, match="speed"):
+    with pytest.raises(errors.ServerError, match="speed"):
         PostgresStore(f"{postgres_url}?speed=high").probe()
 
 
@@ -210,7 +202,7 @@ def test_a_database_without_tables_says_how_to_make_them(postgres_server: Postgr
     store = PostgresStore(postgres_server.database())
 
     for call in (store.probe, lambda: put(store, "best", "one"), lambda: list(store.list())):
-        with pytest.raises(SchemaUnsupported, match="graflow-ckpt db upgrade"):
+        with pytest.raises(errors.SchemaUnsupported, match="graflow-ckpt db upgrade"):
             call()
     assert store.schema.status().version == 0
     store.close()
@@ -223,7 +215,7 @@ def test_tables_that_go_while_it_works_are_missed_by_name(postgres_server: Postg
     store.schema.downgrade(0)
 
     for call in (lambda: put(store, "best", "two"), lambda: store.meta("best")):
-        with pytest.raises(SchemaUnsupported, match="graflow-ckpt db upgrade"):
+        with pytest.raises(errors.SchemaUnsupported, match="graflow-ckpt db upgrade"):
             call()
     store.close()
 
@@ -237,7 +229,7 @@ def test_a_user_needs_no_more_than_to_read_and_write_rows(role: str) -> None:
 
     assert read(store, path)[0] == "one"
     assert store.delete(path) is True
-    with pytest.raises(ServerRefuses, match="must be owner"):
+    with pytest.raises(errors.ServerRefuses, match="must be owner"):
         store.schema.downgrade(0)
     lease.release()
     store.close()
@@ -249,10 +241,10 @@ def test_a_user_who_may_only_read_is_refused_by_name(role: str, postgres_server:
     store = PostgresStore(role)
 
     assert names(store) == []
-    with pytest.raises(CheckpointError, match="permission denied") as refused:
+    with pytest.raises(errors.CheckpointError, match="permission denied") as refused:
         put(store, "best", "one")
 
-    assert isinstance(refused.value.__cause__, ServerRefuses)
+    assert isinstance(refused.value.__cause__, errors.ServerRefuses)
     assert "wpass" not in str(refused.value)
     store.close()
 
@@ -263,7 +255,7 @@ def test_a_server_that_takes_no_writes_is_found_out_by_the_probe(
     postgres_server.ask("alter role worker set default_transaction_read_only = on")
     store = PostgresStore(role)
 
-    with pytest.raises(ServerReadOnly, match="read-only"):
+    with pytest.raises(errors.ServerReadOnly, match="read-only"):
         store.probe()
 
     store.close()
@@ -366,7 +358,7 @@ def test_what_is_shown_holds_no_secret() -> None:
     ],
 )
 def test_what_cannot_be_read_is_refused_without_being_shown(where: str) -> None:
-    with pytest.raises(CheckpointError if "/a/b" in where else BadAddress) as refused:
+    with pytest.raises(errors.CheckpointError if "/a/b" in where else errors.BadAddress) as refused:
         parse(divided(where)[0])
 
     assert "hun" not in f"{refused.value} {refused.value.ids}"

@@ -14,13 +14,7 @@ from subprocess import PIPE
 
 import pytest
 
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
-    SaveOutcomeUnknown,
-    SchemaUnsupported,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.stores.drivers.sqlite import schema as sqlite_schema
 from graflow_ckpt.stores.drivers.sqlite.file import Database, refusal
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
@@ -97,7 +91,7 @@ def test_a_database_of_another_program_is_not_touched(store: SqliteStore) -> Non
     before = Path(store.file).read_bytes()
 
     for call in (store.probe, lambda: list(store.list()), lambda: store.acquire("s")):
-        with pytest.raises(CheckpointError, match=r"x.db cannot be used.*another program"):
+        with pytest.raises(errors.CheckpointError, match=r"x.db cannot be used.*another program"):
             call()
 
     assert Path(store.file).read_bytes() == before
@@ -109,7 +103,9 @@ def test_a_link_to_a_file_that_is_no_database_is_not_followed(store: SqliteStore
     Path(store.file).symlink_to(other)
 
     for call in (store.probe, lambda: store.acquire("s")):
-        with pytest.raises(CheckpointError, match=r"x.db cannot be used as a store: It is a symbolic link"):
+        with pytest.raises(
+            errors.CheckpointError, match=r"x.db cannot be used as a store: It is a symbolic link"
+        ):
             call()
 
     assert other.read_bytes() == b""
@@ -130,7 +126,7 @@ def test_what_is_no_regular_file_is_refused(device: str, store: SqliteStore) -> 
     Path(store.file).symlink_to(device) if device.startswith("/") else os.mkfifo(store.file)
 
     for call in (store.probe, lambda: list(store.list()), lambda: store.acquire("s")):
-        with pytest.raises(CheckpointError, match=r"x.db is not a regular file"):
+        with pytest.raises(errors.CheckpointError, match=r"x.db is not a regular file"):
             call()
 
 
@@ -141,7 +137,7 @@ def test_a_database_of_a_later_version_is_not_touched(store: SqliteStore) -> Non
         connection.execute(f"PRAGMA user_version = {sqlite_schema.VERSION + 1}")
 
     for call in (store.probe, lambda: list(store.list())):
-        with pytest.raises(SchemaUnsupported, match="later version"):
+        with pytest.raises(errors.SchemaUnsupported, match="later version"):
             call()
 
 
@@ -153,7 +149,7 @@ def test_a_database_of_an_earlier_version_is_brought_to_this_one_whole_or_not_at
     step = "CREATE TABLE more (x INTEGER) STRICT; CREATE INDEX more_x ON more (x)"
     monkeypatch.setattr(sqlite_schema, "VERSION", sqlite_schema.VERSION + 1)
     monkeypatch.setattr(sqlite_schema, "_STEPS", (*sqlite_schema._STEPS, f"{step}; CREATE TABLE more (x)"))
-    with pytest.raises(CheckpointError, match="already exists"):
+    with pytest.raises(errors.CheckpointError, match="already exists"):
         store.probe()
     monkeypatch.setattr(sqlite_schema, "_STEPS", (*sqlite_schema._STEPS[:-1], step))
 
@@ -186,7 +182,7 @@ def test_who_keeps_it_locked_is_waited_for_and_then_told_of(store: SqliteStore) 
         blocking.execute("BEGIN IMMEDIATE")
 
         for call in (store.probe, lambda: put(store, "best", "two"), lambda: store.delete("best")):
-            with pytest.raises(CheckpointError, match=r"kept it locked all the time.*End it"):
+            with pytest.raises(errors.CheckpointError, match=r"kept it locked all the time.*End it"):
                 call()
         assert read(store, path)[0] == "one"  # readers do not mind
 
@@ -305,7 +301,7 @@ def test_a_file_that_is_no_database_is_told_as_damage(store: SqliteStore, conten
     Path(store.file).write_bytes(content)
 
     for call in (store.probe, lambda: list(store.list()), lambda: store.meta("best")):
-        with pytest.raises(CheckpointCorrupt, match=r"x.db.*backup"):
+        with pytest.raises(errors.CheckpointCorrupt, match=r"x.db.*backup"):
             call()
 
     assert Path(store.file).read_bytes() == content
@@ -326,9 +322,9 @@ def test_pages_that_were_overwritten_are_told_as_damage_or_found_by_the_digests_
         for call in (*listings, lambda: store.meta(own_name(3))):
             try:
                 call()
-            except CheckpointNotFound:
+            except errors.CheckpointNotFound:
                 pass  # its entry was on that page
-            except CheckpointCorrupt as error:
+            except errors.CheckpointCorrupt as error:
                 told += 1
                 assert "backup" in error.hint  # noqa: PT017  which call tells of it is not to be foreseen
         store.close()
@@ -412,7 +408,7 @@ def test_a_full_disk_is_told_as_that(store: SqliteStore) -> None:
         connection.execute("ROLLBACK")
         connection.execute("BEGIN")
 
-    full = pytest.raises(CheckpointError, match=r"SQLITE_FULL.*free some space")
+    full = pytest.raises(errors.CheckpointError, match=r"SQLITE_FULL.*free some space")
     with full, database.writing() as connection:
         connection.execute("INSERT INTO large (data) VALUES (zeroblob(1 << 20))")
 
@@ -424,7 +420,7 @@ def test_a_sync_that_fails_leaves_the_outcome_open() -> None:
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
     error.sqlite_errorname = "SQLITE_IOERR_FSYNC"
 
-    assert isinstance(refusal(error, "write into", "x.db"), SaveOutcomeUnknown)
+    assert isinstance(refusal(error, "write into", "x.db"), errors.SaveOutcomeUnknown)
 
 
 # --- forks ------------------------------------------------------------------------------

@@ -13,12 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.core.errors import (
-    CheckpointError,
-    Fenced,
-    SessionBusy,
-    UnsafeCheckpoint,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import Sink
 from graflow_ckpt.stores.files import ownership
 from graflow_ckpt.stores.files.lock import Flock, held, is_held
@@ -59,7 +54,7 @@ def test_a_probe_leaves_nothing_but_the_folder_which_git_ignores(tmp_path: Path)
 
 @pytest.mark.parametrize(("method", "number"), [("create", errno.EROFS), ("write", errno.ENOSPC)])
 def test_a_probe_finds_out_that_nothing_can_be_written(method: str, number: int, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError) as refused:
+    with pytest.raises(errors.CheckpointError) as refused:
         LocalStore(tmp_path, disk=FaultyDisk(method, number)).probe()
 
     assert refused.value.errno == number
@@ -70,13 +65,13 @@ def test_a_file_in_the_place_of_the_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "c").touch()
 
     for call in (LocalStore(tmp_path / "c").probe, lambda: LocalStore(tmp_path / "c").acquire("s")):
-        with pytest.raises(CheckpointError, match="ENOTDIR"):
+        with pytest.raises(errors.CheckpointError, match="ENOTDIR"):
             call()
 
 
 @pytest.mark.parametrize("path", ["", "x/", "x/..", ".", "x/.pkl"])
 def test_a_path_without_a_name_is_refused(path: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="names a folder"):
+    with pytest.raises(errors.CheckpointError, match="names a folder"):
         put(LocalStore(tmp_path), path)
 
 
@@ -169,7 +164,7 @@ def test_an_owner_whose_lock_file_was_removed_puts_nothing(name: str, tmp_path: 
     lease = store.acquire("s")
     (tmp_path / ".s.lock").unlink()
 
-    with pytest.raises(Fenced):
+    with pytest.raises(errors.Fenced):
         store.put(f"{tmp_path}/{name}.pkl", parts("one"), lease=lease, stage="one")
 
     assert not list(tmp_path.glob(f"{name}*"))
@@ -225,7 +220,7 @@ def test_busy_is_raised_before_anything_is_tidied(tmp_path: Path) -> None:
     lease = store.acquire("s")
     (tmp_path / f"{OWN}.mine.pkl.tmp").touch()
 
-    with pytest.raises(SessionBusy):
+    with pytest.raises(errors.SessionBusy):
         store.acquire("s")
 
     assert (tmp_path / f"{OWN}.mine.pkl.tmp").exists()
@@ -244,12 +239,14 @@ def test_no_file_is_written_or_locked_that_is_not_this_packages_own(kind: str, t
         return planted
 
     lock = plant(".s.lock")
-    with pytest.raises(CheckpointError, match=r"is not used: it is (a symbolic link|not a regular file)"):
+    with pytest.raises(
+        errors.CheckpointError, match=r"is not used: it is (a symbolic link|not a regular file)"
+    ):
         store.acquire("s")
     lock.unlink()
     lease = store.acquire("s")
     plant(".s.1.0.journal")
-    with pytest.raises(CheckpointError, match=r"a symbolic link|not a regular file"):
+    with pytest.raises(errors.CheckpointError, match=r"a symbolic link|not a regular file"):
         store.journal(lease, 0)
 
     assert other.read_bytes() == b""
@@ -261,7 +258,7 @@ def test_a_folder_that_everybody_can_write_to_is_refused_before_the_first_task(t
     folder.mkdir()
     folder.chmod(0o777)
 
-    with pytest.raises(UnsafeCheckpoint, match="mode 0777") as refused:
+    with pytest.raises(errors.UnsafeCheckpoint, match="mode 0777") as refused:
         LocalStore(folder).probe()
 
     assert f"chmod o-w {folder}" in refused.value.hint
@@ -315,7 +312,7 @@ def test_sessions_do_not_know_each_other(store: LocalStore) -> None:
 def test_a_living_owner_is_never_fenced_and_the_refusal_names_the_command(store: LocalStore) -> None:
     lease = store.acquire("s")
 
-    with pytest.raises(SessionBusy, match="graflow-ckpt resume s --take-over --store file://"):
+    with pytest.raises(errors.SessionBusy, match="graflow-ckpt resume s --take-over --store file://"):
         store.acquire("s", take_over=True)
 
     lease.check()
@@ -346,7 +343,7 @@ def test_a_program_that_runs_once_per_rank_is_told_so(
     monkeypatch.setenv(name, "3")
     lease = store.acquire("train")
 
-    with pytest.raises(SessionBusy) as busy:
+    with pytest.raises(errors.SessionBusy) as busy:
         store.acquire("train")
 
     assert name in busy.value.hint or name == "WORLD_SIZE"
@@ -378,12 +375,12 @@ def test_a_removed_lock_file_stops_the_owner_and_does_not_take_the_epoch_back(
     lease = store.acquire("s")
     (tmp_path / ".s.lock").unlink()
 
-    with pytest.raises(Fenced, match="removed"):
+    with pytest.raises(errors.Fenced, match="removed"):
         lease.check()
     again = store.acquire("s")
 
     assert again.epoch == 2
-    with pytest.raises(Fenced, match="taken over by process"):
+    with pytest.raises(errors.Fenced, match="taken over by process"):
         lease.check()
     lease.release()  # undoes nothing
     again.check()
@@ -417,7 +414,7 @@ def test_a_child_that_keeps_the_lock_of_an_owner_that_has_ended_is_named(
     )
     child = int(printed(program, tmp_path)[0])
     try:
-        with pytest.raises(SessionBusy, match=rf"has ended: process {child} .* keeps the lock"):
+        with pytest.raises(errors.SessionBusy, match=rf"has ended: process {child} .* keeps the lock"):
             store.acquire("s")
     finally:
         os.kill(child, signal.SIGKILL)
@@ -463,7 +460,7 @@ def test_on_a_network_file_system_a_run_is_warned_and_an_epoch_of_another_host_c
     record["epoch"], record["owner"]["host"] = 2, "another"  # whose lock did not reach this one
     (tmp_path / ".s.owner").write_text(json.dumps(record))
 
-    with pytest.raises(Fenced, match="on another"):
+    with pytest.raises(errors.Fenced, match="on another"):
         put_own(store, lease, 1)
 
     assert "network file system (nfs4)" in caplog.text

@@ -10,13 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
-    Fenced,
-    SaveOutcomeUnknown,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import Sink
 from graflow_ckpt.stores.files import trio
 from graflow_ckpt.stores.files.disk import Disk
@@ -53,7 +47,7 @@ def test_a_failure_before_the_commit_leaves_the_old_one_and_nothing_else(
     write(tmp_path, "old")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    with pytest.raises(CheckpointError) as failed:
+    with pytest.raises(errors.CheckpointError) as failed:
         write(tmp_path, "new", FaultyDisk(method, errno.ENOSPC, at))
 
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -68,7 +62,7 @@ def test_a_failed_sync_after_the_commit_is_an_unknown_outcome_and_nothing_is_ren
 ) -> None:
     write(tmp_path, "old")
 
-    with pytest.raises(SaveOutcomeUnknown):
+    with pytest.raises(errors.SaveOutcomeUnknown):
         write(tmp_path, "new", FaultyDisk("sync_folder", at=2))
 
     assert (tmp_path / "x.pkl").read_bytes() == b"old"
@@ -88,9 +82,9 @@ def test_a_failure_after_it_is_durable_does_not_fail_the_save(
 def test_the_guard_decides_at_the_last_moment(tmp_path: Path) -> None:
     def fenced() -> nullcontext[None]:
         assert names(tmp_path) == ["x.new.meta.json.tmp", "x.new.pkl.tmp", "x.new.state.json.tmp"]
-        raise Fenced("no longer yours")
+        raise errors.Fenced("no longer yours")
 
-    with pytest.raises(Fenced):
+    with pytest.raises(errors.Fenced):
         trio.write(Disk(), Target(str(tmp_path), "x"), parts("new"), "new", fenced)
 
     assert names(tmp_path) == []
@@ -104,7 +98,7 @@ def test_what_a_part_writer_raises_is_passed_on_as_it_is(tmp_path: Path) -> None
     with pytest.raises(OSError, match="a file of the user's own") as raised:
         trio.write(Disk(), Target(str(tmp_path), "x"), [("pkl", broken), *parts("n")[1:]], "n", nullcontext)
 
-    assert not isinstance(raised.value, CheckpointError)
+    assert not isinstance(raised.value, errors.CheckpointError)
     assert names(tmp_path) == []
 
 
@@ -123,7 +117,7 @@ def test_an_interrupt_right_after_the_commit_takes_nothing_away(tmp_path: Path) 
 def test_a_folder_in_the_place_of_a_part_is_told_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "x.state.json").mkdir()
 
-    with pytest.raises(CheckpointError, match="EISDIR"):
+    with pytest.raises(errors.CheckpointError, match="EISDIR"):
         write(tmp_path, "new")
 
     assert names(tmp_path) == ["x.state.json"]
@@ -138,7 +132,7 @@ def test_a_staging_id_that_could_be_misread_is_refused(stage: str, tmp_path: Pat
 def test_a_staging_id_is_used_once(tmp_path: Path) -> None:
     (tmp_path / "x.new.pkl.tmp").touch()
 
-    with pytest.raises(CheckpointError, match="unique"):
+    with pytest.raises(errors.CheckpointError, match="unique"):
         write(tmp_path, "new")
 
     assert names(tmp_path) == ["x.new.pkl.tmp"]  # not ours to take away
@@ -167,14 +161,14 @@ def test_a_missing_companion_is_named(part: str, tmp_path: Path) -> None:
     write(tmp_path, "one")
     (tmp_path / f"x.{part}").unlink()
 
-    with pytest.raises(CheckpointCorrupt, match=re.escape(f"lacks its companion x.{part}")):
+    with pytest.raises(errors.CheckpointCorrupt, match=re.escape(f"lacks its companion x.{part}")):
         content(tmp_path, part, "one")
 
 
 def test_a_pickle_without_its_meta_is_not_found_and_says_why(tmp_path: Path) -> None:
     (tmp_path / "x.pkl").touch()
 
-    with pytest.raises(CheckpointNotFound, match=r"its companion x\.meta\.json is not"):
+    with pytest.raises(errors.CheckpointNotFound, match=r"its companion x\.meta\.json is not"):
         trio.read_meta(Disk(), Target(str(tmp_path), "x"))
 
 
@@ -183,14 +177,14 @@ def test_a_pipe_in_the_place_of_a_part_does_not_hang_the_reader(tmp_path: Path) 
     (tmp_path / "x.pkl").unlink()
     os.mkfifo(tmp_path / "x.pkl")
 
-    with pytest.raises(CheckpointError, match="not a regular file"):
+    with pytest.raises(errors.CheckpointError, match="not a regular file"):
         content(tmp_path, "pkl", "one")
 
 
 def test_deleting_takes_meta_first(tmp_path: Path) -> None:
     write(tmp_path, "one")
 
-    with pytest.raises(CheckpointError):
+    with pytest.raises(errors.CheckpointError):
         trio.delete(FaultyDisk("unlink"), Target(str(tmp_path), "x"))
 
     assert names(tmp_path) == ["x.deleted.meta.json.tmp", "x.pkl", "x.state.json"]
@@ -258,7 +252,7 @@ def test_folders_are_made_for_this_user_alone_and_each_parent_is_synced(tmp_path
 def test_a_file_where_a_folder_should_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
 
-    with pytest.raises(CheckpointError, match="ENOTDIR"):
+    with pytest.raises(errors.CheckpointError, match="ENOTDIR"):
         trio.make_folders(Disk(), f"{tmp_path}/a/b")
 
 

@@ -29,6 +29,7 @@ from graflow_ckpt.core.errors import CheckpointError, NoKey, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import Readable
 from graflow_ckpt.stores.files.disk import Disk
 from graflow_ckpt.stores.files.lock import held
+from graflow_ckpt.stores.files.trio import make_folders
 
 SIZE: Final = 32
 
@@ -255,7 +256,7 @@ def _check_owner(path: Path, found: os.stat_result, forbidden: int) -> None:
 def _make(path: Path) -> None:
     """Make the local key, unless another process has by now."""
     try:
-        _make_folders(path.parent)
+        make_folders(Disk(), str(path.parent))
         draft = _drafted(path, new_key() + "\n", 0o600)
         try:
             _publish(draft, path)
@@ -263,9 +264,10 @@ def _make(path: Path) -> None:
             os.unlink(draft)
         # or a power cut loses the key that checkpoints are sealed with
         Disk().sync_folder(str(path.parent))
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
+        why = error.strerror if isinstance(error, OSError) else error.message.rstrip(".")
         raise CheckpointError(
-            f"No key could be made at {path}: {error.strerror}.",
+            f"No key could be made at {path}: {why}.",
             hint=f"Make one (graflow-ckpt key new) and set {_VARIABLE} or {_FILE_VARIABLE}.",
             path=str(path),
         ) from error
@@ -293,14 +295,3 @@ def _publish(draft: Path, path: Path) -> None:
         os.link(draft, path)
     except FileExistsError:
         return
-
-
-def _make_folders(folder: Path) -> None:
-    if folder.is_dir():
-        return
-    _make_folders(folder.parent)
-    try:
-        folder.mkdir(0o700)
-    except FileExistsError:
-        return
-    Disk().sync_folder(str(folder.parent))

@@ -46,29 +46,25 @@ class Flock:
     def __del__(self) -> None:
         self.close()  # a lease that was dropped without a release must not keep its session
 
-    def take(self) -> None:
-        """Wait for it."""
-        fcntl.flock(self.fd, fcntl.LOCK_EX)
-
-    def try_take(self) -> bool:
-        return self._try(fcntl.LOCK_EX)
-
-    def is_free(self) -> bool:
-        """Return whether no process holds it. A shared lock asks, so that two calls do not see each other."""
-        free = self._try(fcntl.LOCK_SH)
-        if free:
-            self.drop()
-        return free
-
-    def take_within(self, seconds: float) -> bool:
-        """Wait for it for a while: a holder that is stopped would keep it for ever."""
-        pause, end = 0.001, time.monotonic() + seconds
-        while not self.try_take():
+    def take(self, patience: float | None = None) -> bool:
+        """Wait for it, for `patience` seconds: a holder that is stopped would keep it for ever."""
+        if patience is None:
+            fcntl.flock(self.fd, fcntl.LOCK_EX)
+            return True
+        pause, end = 0.001, time.monotonic() + patience
+        while not self._try(fcntl.LOCK_EX):
             if time.monotonic() >= end:
                 return False
             time.sleep(pause)
             pause = min(pause * 2, 0.05)
         return True
+
+    def is_free(self) -> bool:
+        """Return whether no process holds it. A shared lock asks, so that two calls do not see each other."""
+        free = self._try(fcntl.LOCK_SH)
+        if free:
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
+        return free
 
     def is_in_place(self) -> bool:
         """Return True while the path still names the file that is open."""
@@ -77,10 +73,6 @@ class Flock:
         except (FileNotFoundError, NotADirectoryError):
             return False
         return os.path.samestat(os.fstat(self.fd), there)
-
-    def drop(self) -> None:
-        if self.fd >= 0:
-            fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1
@@ -124,9 +116,7 @@ def locked(path: str, *, patience: float | None, create: bool = True) -> Flock |
                 raise
             return None
         try:
-            if patience is None:
-                lock.take()
-            elif not lock.take_within(patience):
+            if not lock.take(patience):
                 lock.close()
                 return None
             if lock.is_in_place():

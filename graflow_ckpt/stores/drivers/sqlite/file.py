@@ -257,9 +257,6 @@ class Database:
                 raise
             self._pool_here().give(kind, connection)
 
-    def is_there(self) -> bool:
-        return _identity(self.file) is not None
-
     def close(self) -> None:
         """Close what is idle. The next use of the database opens it again."""
         self._pool_here().close()
@@ -318,7 +315,7 @@ class Database:
             self._check_fork()
             if kind != "read":
                 self._make()
-            elif not self.is_there():
+            elif _identity(self.file) is None:
                 return None
             identity = _identity(self.file)
             with refusing_system("open", self.file):
@@ -424,7 +421,7 @@ class Database:
 
     def _make(self) -> None:
         """Make the empty file, ours alone to read, with its name on the disk."""
-        if self.is_there():
+        if _identity(self.file) is not None:
             return
         folder = os.path.dirname(self.file)
         disk = Disk()

@@ -473,12 +473,11 @@ def test_on_a_network_file_system_a_run_is_warned_and_an_epoch_of_another_host_c
 def test_two_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     first, second = Flock(f"{tmp_path}/x"), Flock(f"{tmp_path}/x")
 
-    assert first.try_take()
-    assert not second.try_take()
-    assert not second.take_within(0.01)
-    first.drop()
-    assert second.take_within(0)
+    assert first.take(0)
+    assert not second.take(0)
+    assert not second.take(0.01)
     first.close()
+    assert second.take(0)
     second.close()
 
 
@@ -488,7 +487,6 @@ def test_closing_lets_go_and_can_be_repeated(tmp_path: Path) -> None:
 
     first.close()
     first.close()
-    first.drop()
 
     assert second.is_free()
     second.close()
@@ -498,7 +496,7 @@ def test_asking_does_not_take(tmp_path: Path) -> None:
     first, second = Flock(f"{tmp_path}/x"), Flock(f"{tmp_path}/x")
 
     assert first.is_free()
-    assert second.try_take()
+    assert second.take(0)
     assert not first.is_free()
     first.close()
     second.close()

@@ -75,20 +75,6 @@ def test_what_has_not_changed_is_not_written_and_another_name_has_its_own(
     lease.release()
 
 
-def test_what_is_let_go_is_removed_at_once_and_nothing_else(store: CheckpointStore, kind: Kind) -> None:
-    first = put_holding(store, own_name(sequence=1), "one", [ONE, TWO])
-    second = put_holding(store, own_name(sequence=2), "two", [TWO, THREE])
-    assert len(kept(kind)) == 3
-
-    put_holding(store, own_name(sequence=1), "three", [TWO])
-    assert len(kept(kind)) == 2
-    store.delete_many([second])
-    assert len(kept(kind)) == 1
-    assert held(store, first) == [TWO]
-    put(store, own_name(sequence=1), "plain")
-    assert kept(kind) == set()
-
-
 def test_a_name_that_is_sealed_anew_keeps_its_contents_and_gets_no_others(
     store: CheckpointStore, kind: Kind
 ) -> None:

@@ -342,31 +342,18 @@ class Database:
             )
 
     def _connect(self, kind: Kind) -> FileConnection | None:
-        connection = self._bare("mode=rw", kind)
         try:
-            try:
-                there = self._patiently(partial(self._settle, connection, kind))
-            except sqlite3.OperationalError as error:
-                if kind != "read" or code_of(error) not in _CANNOT_WRITE or _has_log(self.file):
-                    raise
-                # where no process writes now, nothing changes: readable also without the log's index
-                connection.close()
-                connection = self._bare("mode=ro&immutable=1", kind)
-                connection.lasts = False
-                there = self._patiently(partial(self._settle, connection, kind))
-        except CheckpointError as error:
-            connection.close()
-            raise type(error)(
-                f"{self.file} cannot be used as a store: {error.message}", hint=error.hint, path=self.file
-            ) from None
-        except BaseException:
-            connection.close()
-            raise
-        if not there:
-            connection.close()
-        return connection if there else None
+            return self._opened("mode=rw", kind)
+        except sqlite3.OperationalError as error:
+            if kind != "read" or code_of(error) not in _CANNOT_WRITE or _has_log(self.file):
+                raise
+        # where no process writes now, nothing changes: readable also without the log's index
+        connection = self._opened("mode=ro&immutable=1", kind)
+        if connection is not None:
+            connection.lasts = False
+        return connection
 
-    def _bare(self, mode: str, kind: Kind) -> FileConnection:
+    def _opened(self, mode: str, kind: Kind) -> FileConnection | None:
         _check_version()
         with _gate:
             connection = sqlite3.connect(
@@ -378,7 +365,17 @@ class Database:
                 factory=FileConnection,
             )
             _open.add(connection)
-        return connection
+        there = False
+        try:
+            there = self._patiently(partial(self._settle, connection, kind))
+        except CheckpointError as error:
+            raise type(error)(
+                f"{self.file} cannot be used as a store: {error.message}", hint=error.hint, path=self.file
+            ) from None
+        finally:
+            if not there:
+                connection.close()
+        return connection if there else None
 
     def _settle(self, connection: FileConnection, kind: Kind) -> bool:
         """Make it what we need. False: there is nothing in it to be read."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,12 +90,6 @@ def document_in(meta: bytes | bytearray) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def highest_epoch_in(metas: Iterable[bytes]) -> int:
-    """Return the highest epoch that any of them claims to be of; 0 if none does."""
-    epochs = (facts_in(meta).get("epoch") for meta in metas)
-    return max((epoch for epoch in epochs if type(epoch) is int), default=0)
 
 
 def is_content(name: object) -> bool:

@@ -51,7 +51,6 @@ from graflow_ckpt.core.protocols import (
     Journal,
     Lease,
     Parts,
-    PartWriter,
     Sink,
     Source,
 )
@@ -63,7 +62,7 @@ from graflow_ckpt.stores.files.lock import held
 from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.names import META, PARTS, base_of, facts_in, session_of
 from graflow_ckpt.stores.store import Facts, newest_of
-from graflow_ckpt.stores.streams import read_up_to
+from graflow_ckpt.stores.streams import BytesSource, read_up_to
 
 VARIABLE = "GRAFLOW_CKPT_FALLBACK"
 _PIECE = 4 << 20
@@ -85,21 +84,16 @@ class Waiting:
     def base(self) -> str:
         return os.path.basename(self.path)
 
-    def parts(self) -> list[tuple[str, PartWriter]]:
+    def parts(self) -> Parts:
         """Return the writers that copy it elsewhere, byte by byte."""
 
-        def copy(part: str) -> PartWriter:
-            def write(sink: Sink) -> None:
-                with closing(self.store.open(self.path, part, self.stage)) as source:
-                    while piece := read_up_to(source, min(_PIECE, source.size)):
-                        sink.write(piece)
+        def write(part: str, sink: Sink) -> None:
+            meta = BytesSource(self.raw) if part == META else None
+            with closing(meta or self.store.open(self.path, part, self.stage)) as source:
+                while piece := read_up_to(source, min(_PIECE, source.size)):
+                    sink.write(piece)
 
-            return write
-
-        def meta(sink: Sink) -> None:
-            sink.write(self.raw)
-
-        return [*((part, copy(part)) for part in PARTS if part != META), (META, meta)]
+        return [(part, partial(write, part)) for part in PARTS]
 
 
 class Folder:
@@ -375,10 +369,8 @@ class Fallback(Wrapper):
         for session in sorted({entry.session for entry in entries(self.waits.owned)}):
             try:
                 self.acquire(session).release()
-            except (
-                errors.CheckpointError,
-                errors.SessionError,
-            ) as error:  # one that is damaged names no session
+            # one that is damaged names no session
+            except (errors.CheckpointError, errors.SessionError) as error:
                 log.warning("what waits of session %r stays: %s", session, error, extra={"session": session})
         return len(self.waits.waiting())
 
@@ -463,12 +455,7 @@ class Fallback(Wrapper):
         self._breaker.good()
 
     def _keep(
-        self,
-        name: str,
-        parts: Parts,
-        mine: FallbackLease | None,
-        stage: str,
-        error: BaseException,
+        self, name: str, parts: Parts, mine: FallbackLease | None, stage: str, error: BaseException
     ) -> None:
         """Save into the folder; the writers write once more."""
         self._aside = True

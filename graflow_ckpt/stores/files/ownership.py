@@ -148,9 +148,6 @@ class Ownership:
         with refusing("look at", path):
             return self.read(session).owner if is_held(path) else None
 
-    def lines(self, session: str) -> tuple[Line, ...]:
-        return self.read(session).lines
-
     def read(self, session: str) -> OwnerRecord:
         """Return the record; an empty one if there is none, or none that can be read."""
         for path, decode in ((self._record_path(session), _decode), (self._lock_path(session), _of_slots)):
@@ -200,7 +197,8 @@ class Ownership:
 
     def is_empty(self, session: str) -> bool:
         """Return True if nothing was ever saved of the session, or nothing is left."""
-        return not any(self._saved(session)) and not any(map(os.path.getsize, self._journals(session)))
+        saved = self._named(rf"session_{re.escape(session)}_step_\d+_\d+-\d+\.")
+        return not saved and not any(map(os.path.getsize, self._journals(session)))
 
     def delete(self, session: str) -> None:
         """Delete under the lock: a process that waits for it finds its file gone, and makes another one."""
@@ -224,16 +222,10 @@ class Ownership:
 
     def _leave_former_files(self, session: str) -> None:
         """Remove files of earlier commits: one more for each epoch, whose lock lived as long as the owner."""
-        pattern = re.compile(rf"\.{re.escape(session)}\.\d+\.alive\Z")
-        for path in [
-            f"{self.folder}/{name}" for name in self._disk.names(self.folder) if pattern.match(name)
-        ]:
+        for path in self._named(rf"\.{re.escape(session)}\.\d+\.alive\Z"):
             if is_held(path):
                 raise busy(session, None)
             self._disk.unlink(path)
-
-    def _saved(self, session: str) -> list[str]:
-        return self._named(rf"session_{re.escape(session)}_step_\d+_\d+-\d+\.")
 
     def _journals(self, session: str) -> list[str]:
         return self._named(rf"\.{re.escape(session)}\.\d+\.\d+\.journal\Z")

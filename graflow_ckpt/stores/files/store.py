@@ -30,7 +30,7 @@ from graflow_ckpt.stores.files import trio
 from graflow_ckpt.stores.files.disk import Disk, FileSource, anyones, open_to_all, refusing
 from graflow_ckpt.stores.files.lock import held
 from graflow_ckpt.stores.files.ownership import LocalLease, Ownership
-from graflow_ckpt.stores.names import META, PARTS, base_of, highest_epoch_in, session_in
+from graflow_ckpt.stores.names import META, PARTS, base_of, facts_in, session_in
 from graflow_ckpt.stores.store import Store
 
 _logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class LocalStore(Store[LocalLease]):
 
     def former_lines(self, session: str) -> tuple[Line, ...]:
         """Return what earlier commits noted of rewinds beside the checkpoints; now their metas list it."""
-        return self._ownership.lines(check_session_id(session))
+        return self._ownership.read(check_session_id(session)).lines
 
     # --- checkpoints -------------------------------------------------------------------
 
@@ -275,8 +275,9 @@ class LocalStore(Store[LocalLease]):
 
     def _highest_epoch(self, session: str) -> int:
         """Return the highest one under which anything of the session was written."""
-        written = highest_epoch_in(raw for _, raw in self.list(session))
-        return max(written, *segments.epochs(self._disk, self._root, session), 0)
+        said = [facts_in(raw).get("epoch") for _, raw in self.list(session)]
+        said += segments.epochs(self._disk, self._root, session)
+        return max((epoch for epoch in said if type(epoch) is int), default=0)
 
 
 def _age(path: str) -> tuple[str, int, str]:

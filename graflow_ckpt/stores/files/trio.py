@@ -60,11 +60,7 @@ class Target:
 
 
 def write(
-    disk: Disk,
-    target: Target,
-    parts: Parts,
-    stage: str,
-    guard: Callable[[], AbstractContextManager[None]],
+    disk: Disk, target: Target, parts: Parts, stage: str, guard: Callable[[], AbstractContextManager[None]]
 ) -> bool:
     """Write a trio; the last of `parts` is its meta. False if the file system cannot sync folders.
 

@@ -19,8 +19,8 @@ from graflow_ckpt.core.errors import BadSetting, GraflowError
 from graflow_ckpt.links.addresses import SCHEMES
 from graflow_ckpt.links.environment import variable
 
-Command = Callable[..., Any]  # Any: click's decorators take whatever functions commands are
-Decorator = Callable[[Command], Command]
+Function = Callable[..., Any]  # Any: click's decorators take whatever functions commands are
+Decorator = Callable[[Function], Function]
 
 
 def manner_of(ctx: click.Context) -> Manner:
@@ -28,28 +28,62 @@ def manner_of(ctx: click.Context) -> Manner:
     return found if found is not None else ctx.ensure_object(Manner)
 
 
-def common(function: Command) -> Command:
-    """Add `--json` and `--traceback`: to every command, which is called with the manner that they set."""
-    text = "Show where an error of graflow-ckpt comes from."
-    return as_json(_flag("--traceback", "traceback", text)(function))
+class Described(click.Command):
+    """Its docstring ends with examples, which its help has last, as they are written."""
+
+    def __init__(self, name: str | None, help: str | None = None, **attributes: Any) -> None:  # noqa: A002
+        text, begin, examples = (help or "").partition("\n\nExamples:\n")
+        if begin:
+            parts = f"Examples:\n{examples}".split("\n\n")
+            attributes["epilog"] = "\n\n".join(f"\b\n{part}" for part in parts)
+        super().__init__(name, help=text, **attributes)
 
 
-def as_json(function: Command) -> Command:
-    """Add `--json` alone, for a command that has another `--traceback`."""
+class Command(Described):
+    """Has `--json` and `--traceback`, and is called with the manner that they set."""
 
+    def __init__(
+        self, name: str | None, params: list[click.Parameter], callback: Function, **attributes: Any
+    ) -> None:
+        common = [_flag("--traceback", "Show where an error of graflow-ckpt comes from.")]
+        if any("--traceback" in parameter.opts for parameter in params):  # one of its own
+            common = []
+        params = [*params, _flag("--json", "JSON instead of text."), *common]
+        super().__init__(name, params=params, callback=_with_manner(callback), **attributes)
+
+
+class DescribedGroup(Described, click.Group):
+    command_class = Command
+
+
+class CommandGroup(Command, click.Group):
+    """A group that does something by itself."""
+
+    command_class = Command
+
+
+def command(name: str, short_help: str | None = None) -> Callable[[Function], Command]:
+    return click.command(name, cls=Command, short_help=short_help)
+
+
+def group(name: str) -> Callable[[Function], DescribedGroup]:
+    return click.group(name, cls=DescribedGroup)
+
+
+def _with_manner(function: Function) -> Function:
     @wraps(function)
     def called(*arguments: Any, **options: Any) -> Any:
         return function(manner_of(click.get_current_context()), *arguments, **options)
 
-    return _flag("--json", "json", "JSON instead of text.")(called)
+    return called
 
 
-def _flag(flag: str, name: str, text: str) -> Decorator:
+def _flag(name: str, text: str) -> click.Option:
     def note(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
         if value:
-            setattr(manner_of(ctx), name, True)
+            setattr(manner_of(ctx), name.strip("-"), True)
 
-    return click.option(flag, is_flag=True, is_eager=True, expose_value=False, callback=note, help=text)
+    return click.Option([name], is_flag=True, is_eager=True, expose_value=False, callback=note, help=text)
 
 
 def typed(name: str) -> bool:
@@ -60,7 +94,7 @@ def typed(name: str) -> bool:
 def each(*options: Decorator) -> Decorator:
     """Return all of these as one decorator; the help has them in this order."""
 
-    def decorate(function: Command) -> Command:
+    def decorate(function: Function) -> Function:
         for option in reversed(options):
             function = option(function)
         return function
@@ -183,12 +217,12 @@ remote_session = click.argument("session", shell_complete=complete_remote)
 places = click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
 
 
-def store(function: Command) -> Command:
+def store(function: Function) -> Function:
     """Add `--store`, with the same default as a program's."""
     return _store_option(words.parse_store, "checkpoints")(function)
 
 
-def found_store(function: Command) -> Command:
+def found_store(function: Function) -> Function:
     """Add `--store` of a command that looks for something: by default all places used."""
     return _store_option(_parse_store, "checkpoints, then all places used")(function)
 
@@ -279,14 +313,14 @@ of a command: they are gathered per call of the command line, so that `sessions 
 `sessions purge --url …` mean the same."""
 
 
-def of_fleet(function: Command) -> Command:
+def of_fleet(function: Function) -> Function:
     """Add the same to a command that needs a fleet: one not named is reported before a missing package."""
 
     @wraps(function)
-    def checked(*arguments: Any, **options: Any) -> Any:
-        if not configured(manner_of(click.get_current_context())):
+    def checked(manner: Manner, /, **options: Any) -> Any:
+        if not configured(manner):
             raise no_fleet()
-        return function(*arguments, **options)
+        return function(manner, **options)
 
     return fleet(checked)
 

@@ -85,6 +85,10 @@ class Ended:
     err: str
 
     @property
+    def said(self) -> str:
+        return self.out + self.err
+
+    @property
     def documents(self) -> list[Any]:
         """Standard output as JSON lines: nothing else may be in it."""
         return [json.loads(line) for line in self.out.splitlines()]
@@ -174,10 +178,10 @@ def checkpoints(session: str = "*") -> list[str]:
 class Terminal:
     """A command on a pseudo terminal."""
 
-    def __init__(self, *arguments: str | Path) -> None:
+    def __init__(self, *arguments: str | Path, **environment: str) -> None:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
-            os.environ.update(TERM="xterm", COLUMNS="100", LINES="30")
+            os.environ.update(TERM="xterm", COLUMNS="100", LINES="30", **environment)
             os.execv(sys.executable, [*GRAFLOW, *map(str, arguments)])
         self.seen = b""
 

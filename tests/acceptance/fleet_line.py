@@ -122,17 +122,6 @@ class Fleet:
         self.check(done.out + done.err)
         return done
 
-    @contextmanager
-    def surrounding(self, **environment: str) -> Iterator[None]:
-        """It is that of the environment, which is put back: a command exports what it has resolved."""
-        before = dict(os.environ)
-        os.environ.update({**self.environment, **environment})
-        try:
-            yield
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-
     def check(self, said: str) -> None:
         for secret in (SECRET, "hu%2Fsh%40sh", self.key.partition(":")[2]):
             assert secret not in said
@@ -192,8 +181,7 @@ class Fleet:
         )
 
     def terminal(self, *arguments: str) -> Terminal:
-        os.environ.update(self.environment)  # of this process: the test that asks has to put it back
-        return Terminal(*arguments)
+        return Terminal(*arguments, **self.environment)
 
 
 @contextmanager

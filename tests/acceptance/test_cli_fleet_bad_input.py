@@ -6,17 +6,15 @@ In this process, to ask each of them in each situation; what they do is tested i
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graflow_ckpt.cli import main
 from graflow_ckpt.fleet.lists import SESSIONS
 from graflow_ckpt.sessions.redis.keys import keys_of
-from tests.acceptance.command_line import completed
+from tests.acceptance.command_line import Ended, completed
 from tests.acceptance.fleet_line import SECRET, Fleet, started
 from tests.crash.poisons import junk, wrong_types
 from tests.servers import Server
@@ -37,67 +35,49 @@ def fleet() -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture(autouse=True)
-def surroundings(request: pytest.FixtureRequest, own_folder: Path) -> Iterator[None]:
-    fleet: Fleet = request.getfixturevalue("poisoned" if "poisoned" in request.fixturenames else "fleet")
-    with fleet.surrounding():
-        yield
+def asked(fleet: Fleet, command: list[str], url: str = "", **environment: str) -> Ended:
+    """A command with another address of the fleet, in words and environment."""
+    words = [word.format(url=url or fleet.url) for word in command]
+    return fleet.here(*words, status=None, GRAFLOW_CKPT_REDIS_URL=url or fleet.url, **environment)
 
 
-Asked = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def asked(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> Asked:
-    """The status of a command and all that it says, which has no secret in it."""
-
-    def ask(command: list[str], url: str = "", **environment: str) -> tuple[int, str]:
-        os.environ.update({"GRAFLOW_CKPT_REDIS_URL": url or fleet.url, **environment})
-        status = main([word.format(url=url or fleet.url) for word in command])
-        told = capsys.readouterr()
-        fleet.check(told.out + told.err)
-        return status, told.out + told.err
-
-    return ask
-
-
-def error_of(asked: Asked, command: list[str], url: str = "", **environment: str) -> dict[str, str]:
+def error_of(fleet: Fleet, command: list[str]) -> dict[str, str]:
     """The document that says what went wrong."""
-    status, told = asked([*command, "--json"], url, **environment)
-    assert status != 0
-    found: dict[str, str] = json.loads(told.splitlines()[-1])
+    done = asked(fleet, [*command, "--json"])
+    assert done.status != 0
+    found: dict[str, str] = json.loads(done.said.splitlines()[-1])
     return found
 
 
 @EACH
-def test_a_server_that_is_gone_is_named(asked: Asked, command: list[str]) -> None:
-    status, told = asked(command, f"redis://:{'hu%2Fsh%40sh'}@127.0.0.1:1/0")
+def test_a_server_that_is_gone_is_named(fleet: Fleet, command: list[str]) -> None:
+    done = asked(fleet, command, "redis://:hu%2Fsh%40sh@127.0.0.1:1/0")
 
-    assert status == 1
-    assert "redis://127.0.0.1:1/0 cannot be reached" in told
-
-
-@EACH
-def test_a_wrong_password_is_refused_and_not_shown(asked: Asked, fleet: Fleet, command: list[str]) -> None:
-    status, told = asked(command, fleet.url.replace("hu%2Fsh%40sh", "wr%2Fong"))
-
-    assert status == 1
-    assert f"{fleet.shown} refuses" in told
-    assert "wr/ong" not in told
-    assert "wr%2Fong" not in told
+    assert done.status == 1
+    assert "redis://127.0.0.1:1/0 cannot be reached" in done.said
 
 
 @EACH
-def test_what_is_no_address_is_status_2(asked: Asked, command: list[str]) -> None:
-    status, told = asked(command, f"redis://:{SECRET}@host:6379")
+def test_a_wrong_password_is_refused_and_not_shown(fleet: Fleet, command: list[str]) -> None:
+    done = asked(fleet, command, fleet.url.replace("hu%2Fsh%40sh", "wr%2Fong"))
 
-    assert status == 2
-    assert "cannot be used: The address that begins with redis:// cannot be read" in told
+    assert done.status == 1
+    assert f"{fleet.shown} refuses" in done.said
+    assert "wr/ong" not in done.said
+    assert "wr%2Fong" not in done.said
+
+
+@EACH
+def test_what_is_no_address_is_status_2(fleet: Fleet, command: list[str]) -> None:
+    done = asked(fleet, command, f"redis://:{SECRET}@host:6379")
+
+    assert done.status == 2
+    assert "cannot be used: The address that begins with redis:// cannot be read" in done.said
 
 
 @pytest.mark.parametrize("command", OF_SESSION, ids=" ".join)
-def test_a_session_that_is_not_there_is_said_with_what_comes_near(asked: Asked, command: list[str]) -> None:
-    error = error_of(asked, [*command, "night-8"])
+def test_a_session_that_is_not_there_is_said_with_what_comes_near(fleet: Fleet, command: list[str]) -> None:
+    error = error_of(fleet, [*command, "night-8"])
 
     assert error["error"] == "NoSession"
     assert error["session"] == "night-8"
@@ -106,54 +86,50 @@ def test_a_session_that_is_not_there_is_said_with_what_comes_near(asked: Asked, 
 
 @pytest.mark.parametrize("session", ["a b", "a/b", "x" * 65, "ümlaut"])
 @pytest.mark.parametrize("command", [*OF_SESSION, ["submit", "etl.py", "--session"]], ids=" ".join)
-def test_what_rq_would_refuse_as_an_id_is_status_2(asked: Asked, command: list[str], session: str) -> None:
-    status, told = asked([*command, session])
+def test_what_rq_would_refuse_as_an_id_is_status_2(fleet: Fleet, command: list[str], session: str) -> None:
+    done = asked(fleet, [*command, session])
 
-    assert status == 2
-    assert "is not a session id" in told
+    assert done.status == 2
+    assert "is not a session id" in done.said
 
 
 @pytest.mark.parametrize("command", [c for c in ALL if "{url}" not in c], ids=" ".join)
 def test_without_a_fleet_that_is_named_the_ways_to_name_one_are_told(
-    asked: Asked, command: list[str]
+    fleet: Fleet, command: list[str]
 ) -> None:
-    status, told = asked(command, " ")
+    done = asked(fleet, command, " ")
 
-    assert status == 2
+    assert done.status == 2
     for way in ("GRAFLOW_CKPT_REDIS_URL", "graflow-ckpt.toml", "--url"):
-        assert way in told
+        assert way in done.said
 
 
 @EACH
-def test_a_file_with_a_key_that_is_none_is_status_2(asked: Asked, command: list[str]) -> None:
+def test_a_file_with_a_key_that_is_none_is_status_2(fleet: Fleet, command: list[str]) -> None:
     Path("graflow-ckpt.toml").write_text('[fleet]\nqueus = "a"')
 
-    error = error_of(asked, command)
+    error = error_of(fleet, command)
 
     assert error["error"] == "BadSetting"
     assert error["names"] == ["queus"]
     assert error["where"] == str(Path("graflow-ckpt.toml").absolute())
 
 
-def test_looking_on_and_steering_need_no_key(asked: Asked) -> None:
-    for command in (
-        ["status"],
-        ["pause"],
-        ["resume"],
-        ["wait", "--timeout", "0"],
-        ["failed", "list", "--session"],
-    ):
-        assert asked([*command, "night-7"], GRAFLOW_CKPT_KEY="")[0] in (0, 124)
-    assert asked(["sessions"], GRAFLOW_CKPT_KEY="")[0] == 0
-    assert asked(["top", "--once"], GRAFLOW_CKPT_KEY="")[0] == 0
+@pytest.mark.parametrize(
+    "command",
+    ["status night-7", "wait --timeout 0 night-7", "sessions", "top --once", "failed list --session night-7",
+     "pause night-7", "resume night-7"],
+)  # fmt: skip
+def test_looking_on_and_steering_need_no_key(fleet: Fleet, command: str) -> None:
+    assert asked(fleet, command.split(), GRAFLOW_CKPT_KEY="").status in (0, 124)
 
 
-def test_a_key_that_is_none_is_refused_and_not_shown(asked: Asked) -> None:
-    status, told = asked(["status", "night-7"], GRAFLOW_CKPT_KEY="id:geheim")
+def test_a_key_that_is_none_is_refused_and_not_shown(fleet: Fleet) -> None:
+    done = asked(fleet, ["status", "night-7"], GRAFLOW_CKPT_KEY="id:geheim")
 
-    assert status == 2
-    assert "GRAFLOW_CKPT_KEY cannot be used" in told
-    assert "geheim" not in told
+    assert done.status == 2
+    assert "GRAFLOW_CKPT_KEY cannot be used" in done.said
+    assert "geheim" not in done.said
 
 
 def test_an_address_without_a_password_has_that_of_the_environment(fleet: Fleet) -> None:
@@ -166,13 +142,11 @@ def test_an_address_without_a_password_has_that_of_the_environment(fleet: Fleet)
      ["checkpoints", "verify", "--all"]],
     ids=" ".join,
 )  # fmt: skip
-def test_the_address_of_a_store_is_shown_without_its_password(
-    asked: Asked, fleet: Fleet, command: list[str]
-) -> None:
-    _, told = asked([*command, "--store", "{url}"])  # which looks for the password
+def test_the_address_of_a_store_is_shown_without_its_password(fleet: Fleet, command: list[str]) -> None:
+    done = asked(fleet, [*command, "--store", "{url}"])  # which looks for the password
 
-    assert fleet.shown in told
-    assert SECRET not in asked([*command, "--store", f"redis://:{SECRET}@host"])[1]
+    assert fleet.shown in done.said
+    assert SECRET not in asked(fleet, [*command, "--store", f"redis://:{SECRET}@host"]).said
 
 
 def test_what_a_run_tells_to_type_has_no_password_in_it(fleet: Fleet) -> None:
@@ -181,19 +155,19 @@ def test_what_a_run_tells_to_type_has_no_password_in_it(fleet: Fleet) -> None:
     assert fleet.shown in told
 
 
-def test_something_else_under_our_names_is_named(asked: Asked, fleet: Fleet) -> None:
+def test_something_else_under_our_names_is_named(fleet: Fleet) -> None:
     fleet.server.ask("SET", "graflow:{taken}:c", "mine")
 
-    error = error_of(asked, ["status", "taken"])
+    error = error_of(fleet, ["status", "taken"])
 
     assert error["error"] == "KeyTaken"
     assert "graflow:{taken}:c is a string" in error["message"]
 
 
-def test_a_replica_takes_no_orders(asked: Asked, fleet: Fleet, own_redis: Callable[..., Server]) -> None:
+def test_a_replica_takes_no_orders(fleet: Fleet, own_redis: Callable[..., Server]) -> None:
     replica = own_redis({"requirepass": SECRET}, replica_of=fleet.server)
 
-    assert asked(["status", "night-7"], replica.url)[0] == 0
+    assert asked(fleet, ["status", "night-7"], replica.url).status == 0
     done = fleet("submit", "etl.py", "--json", status=1, GRAFLOW_CKPT_REDIS_URL=replica.url)
     assert done.document["error"] == "ServerReadOnly"
 
@@ -226,41 +200,29 @@ def poisoned() -> Iterator[Fleet]:
 
 
 @pytest.mark.parametrize("command", SHOWN, ids=" ".join)
-def test_a_list_with_bad_members_shows_the_good_ones(
-    poisoned: Fleet, command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    status = main(command)
+def test_a_list_with_bad_members_shows_the_good_ones(poisoned: Fleet, command: list[str]) -> None:
+    done = poisoned.here(*command, status=None if command == ["doctor"] else 0)
 
-    told = capsys.readouterr()
-    assert status == 0 or command == ["doctor"], told.err
-    assert "Traceback" not in told.out + told.err
-    assert "\x1b[31m" not in told.out + told.err
-    if command in (["sessions"], ["top", "--once"], ["failed", "list"]):
-        assert "night-7" in told.out
+    assert "Traceback" not in done.said
+    assert "\x1b[31m" not in done.said
+    assert "night-7" in done.out or command == ["doctor"]
 
 
-def test_a_session_whose_tables_are_nonsense_is_a_row_with_the_reason(
-    poisoned: Fleet,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["sessions", "--json"]) == 0
+def test_a_session_whose_tables_are_nonsense_is_a_row_with_the_reason(poisoned: Fleet) -> None:
+    rows = {row["session"]: row for row in poisoned.here("sessions", "--json").document}
 
-    rows = {row["session"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["odd-1"]["status"] == "unknown"
     assert "cannot be read" in rows["odd-1"]["reason"]
 
 
 @pytest.mark.parametrize("session", ODD)
 @pytest.mark.parametrize("command", OF_ODD, ids=" ".join)
-def test_of_one_session_nonsense_is_one_error(
-    poisoned: Fleet, command: list[str], session: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status = main([*command, session])
+def test_of_one_session_nonsense_is_one_error(poisoned: Fleet, command: list[str], session: str) -> None:
+    done = poisoned.here(*command, session, status=None)
 
-    told = capsys.readouterr()
-    assert "Traceback" not in told.out + told.err
-    assert status != 0
-    assert session in told.err
+    assert "Traceback" not in done.said
+    assert done.status != 0
+    assert session in done.err
 
 
 def test_a_list_that_is_something_else_is_named() -> None:
@@ -275,11 +237,7 @@ def test_a_list_that_is_something_else_is_named() -> None:
 
 
 @pytest.mark.parametrize("session", ODD)
-def test_a_session_that_cannot_be_read_is_deleted_as_its_error_says(
-    poisoned: Fleet, session: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status = main(["sessions", "purge", session, "--yes"])
+def test_a_session_that_cannot_be_read_is_deleted_as_its_error_says(poisoned: Fleet, session: str) -> None:
+    poisoned.here("sessions", "purge", session, "--yes")
 
-    assert status == 0, capsys.readouterr().err
-    assert main(["status", session]) != 0
-    assert "There is no session" in capsys.readouterr().err
+    assert "There is no session" in poisoned.here("status", session, status=1).err

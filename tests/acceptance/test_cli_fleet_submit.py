@@ -173,12 +173,8 @@ def test_a_time_that_is_none_is_a_mistake(server: Fleet) -> None:
     assert "'soon' is no time" in server("wait", "s", "--timeout", "soon", status=2).err
 
 
-def test_on_a_terminal_there_is_a_bar_while_it_runs(
-    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_terminal_there_is_a_bar_while_it_runs(fleet: Fleet, tmp_path: Path) -> None:
     fleet.submit("slow.py", "watched", "--input", f"until={tmp_path}/go")
-    monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", "")  # put back when the terminal has changed it
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", "")
 
     terminal = fleet.terminal("wait", "watched")
     terminal.read_until(r"slow watched running\s+.*0/1 done, 1 running")
@@ -188,10 +184,8 @@ def test_on_a_terminal_there_is_a_bar_while_it_runs(
     assert "session watched: completed after 1 step" in terminal.text
 
 
-def test_ctrl_c_ends_the_wait_and_not_the_session(server: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_the_wait_and_not_the_session(server: Fleet) -> None:
     server.put("goes-on")
-    monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", "")
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", "")
 
     terminal = server.terminal("wait", "goes-on")
     terminal.read_until("0/1 done")
@@ -288,11 +282,7 @@ def test_one_picture_as_json_is_one_document(fleet: Fleet, slow: str) -> None:
     assert pool["age"] < 10
 
 
-def test_on_a_terminal_it_is_drawn_again_until_ctrl_c(
-    fleet: Fleet, own_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", "")  # put back when the terminal has changed it
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", "")
+def test_on_a_terminal_it_is_drawn_again_until_ctrl_c(fleet: Fleet) -> None:
     terminal = fleet.terminal("top", "--every", "100ms")
     terminal.read_until(r"2 workers, 0 busy")
 

@@ -313,13 +313,6 @@ def test_an_error_of_the_engine_is_one_message_with_what_to_do() -> None:
     assert "Traceback" in graflow("run", "chain.py", "--traceback", status=1).err
 
 
-def test_a_bad_session_id_is_a_usage_error() -> None:
-    program("count.py", COUNT)
-
-    assert "is not a session id" in graflow("run", "count.py", "--session", "../x", status=2).err
-    assert not Path("steps.log").exists()
-
-
 def test_a_task_in_doubt_asks_and_takes_the_answer() -> None:
     program(
         "pay.py",

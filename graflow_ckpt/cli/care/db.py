@@ -18,34 +18,21 @@ if TYPE_CHECKING:
     from graflow_ckpt.stores.drivers.postgres.schema import Migration, SchemaStatus
     from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
 
-UPGRADE = """\b
-Examples:
-  export GRAFLOW_CKPT_STORE=postgresql://me:secret@host/checkpoints
-  graflow-ckpt db upgrade
-  PGPASSWORD=… graflow-ckpt db upgrade --store postgresql://host/checkpoints
-"""
-DOWNGRADE = """\b
-Examples:
-  graflow-ckpt db downgrade --to 1
-  graflow-ckpt db downgrade --to 0 --yes   takes all checkpoints away
-"""
-STATUS = """\b
-Examples:
-  graflow-ckpt db status --json | jq -r .verdict
-  graflow-ckpt db status > /dev/null || graflow-ckpt db upgrade
-"""
 
-
-@click.group("db")
+@options.group("db")
 def command() -> None:
     """Make, change and look at the tables of a store in a database (postgresql://…)."""
 
 
-@command.command("status", epilog=STATUS)
+@command.command("status")
 @options.store
-@options.common
 def status_(manner: Manner, /, store: str) -> int:
-    """Show which version the tables have. Exit status 0 if programs of this version can work with them."""
+    """Show which version the tables have. Exit status 0 if programs of this version can work with them.
+
+    Examples:
+      graflow-ckpt db status --json | jq -r .verdict
+      graflow-ckpt db status > /dev/null || graflow-ckpt db upgrade
+    """
     place = _opened(store)
     status = place.schema.status()
     steps = {step.version: step.name for step in status.known}
@@ -57,28 +44,36 @@ def status_(manner: Manner, /, store: str) -> int:
     return 0 if status.verdict == "ready" else 1
 
 
-@command.command("upgrade", epilog=UPGRADE)
+@command.command("upgrade")
 @click.option("--to", type=options.COUNT, metavar="VERSION", help="Up to this version only.")
 @options.store
-@options.common
 def upgrade(manner: Manner, /, to: int | None, store: str) -> None:
     """Make the tables, or bring them up to this version. Others may work with them meanwhile.
 
     Each step is done whole or not at all; if it is interrupted, call it again. Several at once do no harm.
+
+    Examples:
+      export GRAFLOW_CKPT_STORE=postgresql://me:secret@host/checkpoints
+      graflow-ckpt db upgrade
+      PGPASSWORD=… graflow-ckpt db upgrade --store postgresql://host/checkpoints
     """
     place = _opened(store)
     _tell(manner, place, place.schema.upgrade(to))
 
 
-@command.command("downgrade", epilog=DOWNGRADE)
+@command.command("downgrade")
 @click.option(
     "--to", type=click.IntRange(min=0), required=True, metavar="VERSION", help="Back to it; 0: none."
 )
 @options.unasked
 @options.store
-@options.common
 def downgrade(manner: Manner, /, to: int, yes: bool, store: str) -> None:
-    """Take the tables back to an older version. To version 0 takes all checkpoints with it."""
+    """Take the tables back to an older version. To version 0 takes all checkpoints with it.
+
+    Examples:
+      graflow-ckpt db downgrade --to 1
+      graflow-ckpt db downgrade --to 0 --yes   takes all checkpoints away
+    """
     place = _opened(store)
     if not yes:
         checkpoints, sessions = place.schema.counts()

@@ -7,55 +7,40 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-import click
-
 from graflow_ckpt.cli import lazy, options, words
 from graflow_ckpt.cli.terminal import Manner, bar
 
-NEW = """\b
-Examples:
-  export GRAFLOW_CKPT_KEY=$(graflow-ckpt key new)
-  (umask 077; graflow-ckpt key new > graflow.key)  set GRAFLOW_CKPT_KEY_FILE
-"""
-LIST = """\b
-Examples:
-  graflow-ckpt key list
-  graflow-ckpt key list --store encrypted+postgresql://host/checkpoints --json
-"""
-ROTATE = """\b
-Examples:
-  graflow-ckpt key rotate
-  graflow-ckpt key rotate --store sqlite://
-"""
-RESEAL = """\b
-Examples:
-  export GRAFLOW_CKPT_KEY=$(graflow-ckpt key new),$GRAFLOW_CKPT_KEY
-  graflow-ckpt key reseal --store s3://bucket/runs
-"""
 COLUMNS = ("key", "use", "seals", "encrypts", "journals")
 
 
-@click.group("key")
+@options.group("key")
 def command() -> None:
     """Make, list and replace the keys that seal checkpoints. One machine alone makes its own."""
 
 
-@command.command("new", epilog=NEW)
-@options.common
+@command.command("new")
 def new(manner: Manner, /) -> None:
-    """Print a new key. It is a secret: a person who has it can write checkpoints that you open."""
+    """Print a new key. It is a secret: a person who has it can write checkpoints that you open.
+
+    Examples:
+      export GRAFLOW_CKPT_KEY=$(graflow-ckpt key new)
+      (umask 077; graflow-ckpt key new > graflow.key)  set GRAFLOW_CKPT_KEY_FILE
+    """
     made = lazy.keys.new_key()
     manner.result({"key": made, "id": made.partition(":")[0]}, out=made)
 
 
-@command.command("list", epilog=LIST, short_help="List the keys, and what needs each of them.")
+@command.command("list", short_help="List the keys, and what needs each of them.")
 @options.store
-@options.common
 def list_(manner: Manner, /, store: str) -> None:
     """List the keys that are here, and how much of a store needs each of them.
 
     No secret is shown. A key that nothing needs any more may be taken away; one that is not here and is
     needed has to be carried over.
+
+    Examples:
+      graflow-ckpt key list
+      graflow-ckpt key list --store encrypted+postgresql://host/checkpoints --json
     """
     with bar("looking", show=not manner.json):
         rows, unreadable = lazy.keyring.listing(store)
@@ -67,15 +52,18 @@ def list_(manner: Manner, /, store: str) -> None:
     manner.listing({"keys": keys, "unreadable": unreadable}, COLUMNS, cells, *notes, right=COLUMNS[2:])
 
 
-@command.command("rotate", epilog=ROTATE, short_help="Put a new key first, and seal a store with it.")
+@command.command("rotate", short_help="Put a new key first, and seal a store with it.")
 @options.store
-@options.common
 def rotate(manner: Manner, /, store: str) -> int:
     """Put a new key before the others in the key file, and seal the checkpoints of a store with it.
 
     The former keys stay in the file and verify what is not sealed anew: sessions that run, journals,
     other stores. Where several machines share keys, give the new one to all of them first, behind the
     others; then move it to the front.
+
+    Examples:
+      graflow-ckpt key rotate
+      graflow-ckpt key rotate --store sqlite://
     """
     made, file = lazy.keyring.rotated(store)
     if not manner.json:
@@ -83,14 +71,17 @@ def rotate(manner: Manner, /, store: str) -> int:
     return _reseal(manner, store, {"id": made, "file": file})
 
 
-@command.command("reseal", epilog=RESEAL, short_help="Seal the checkpoints of a store with the first key.")
+@command.command("reseal", short_help="Seal the checkpoints of a store with the first key.")
 @options.store
-@options.common
 def reseal(manner: Manner, /, store: str) -> int:
     """Seal the checkpoints of a store with the first key, if they have another one.
 
     No value is read. In an encrypted store they are encrypted for that key as well. What does not verify
     now, and what belongs to a session that is running, stays as it is; exit status 1 if there is any.
+
+    Examples:
+      export GRAFLOW_CKPT_KEY=$(graflow-ckpt key new),$GRAFLOW_CKPT_KEY
+      graflow-ckpt key reseal --store s3://bucket/runs
     """
     return _reseal(manner, store, {})
 

@@ -84,22 +84,12 @@ _force = click.option(
 
 _deleting = options.each(
     click.option("--dry-run", is_flag=True, help="Only say what would go, and how many bytes."),
-    options.unasked, options.found_store, options.common,
+    options.unasked, options.found_store,
 )  # fmt: skip
 """The options that commands which delete have in common."""
 
 
-PRUNE = """\b
-Examples:
-  graflow-ckpt checkpoints prune --dry-run   what the default would take away
-  graflow-ckpt checkpoints prune --older-than 7d
-  graflow-ckpt checkpoints prune --keep 3 --best loss:2 --workflow train --yes
-  graflow-ckpt checkpoints prune --budget 20GB --yes --json
-  graflow-ckpt prune --older-than 7d --yes   the same, for short
-"""
-
-
-@click.command("prune", epilog=PRUNE, short_help="Delete checkpoints that are too old or too many.")
+@options.command("prune", short_help="Delete checkpoints that are too old or too many.")
 @click.option("--older-than", metavar="7d", callback=words.parse_age, help="What is older goes.")
 @click.option("--keep", type=options.COUNT, metavar="N", help="All but the last N go; see --per.")
 @click.option("--budget", metavar="10GB", callback=parse_bytes, help="The oldest go until the rest fits.")
@@ -125,6 +115,13 @@ def prune(
     Without a rule: all but the last 10 of each session, and what is older than 7 days. Whatever the rules
     say, these stay: the newest good one of a session that can go on, paused ones, those that another
     session was forked from, and those of a session that runs now.
+
+    Examples:
+      graflow-ckpt checkpoints prune --dry-run   what the default would take away
+      graflow-ckpt checkpoints prune --older-than 7d
+      graflow-ckpt checkpoints prune --keep 3 --best loss:2 --workflow train --yes
+      graflow-ckpt checkpoints prune --budget 20GB --yes --json
+      graflow-ckpt prune --older-than 7d --yes   the same, for short
     """
     metrics = [metric for metric, _, _ in said["best"]]
     clearance = lazy.clearance.by_retention(store, retention_of(**said), session, workflow, metrics)
@@ -133,19 +130,8 @@ def prune(
 
 command = prune  # what is typed and scheduled most often, also without its group
 
-DELETE = """\b
-Examples:
-  graflow-ckpt checkpoints delete checkpoints/best.pkl
-  graflow-ckpt checkpoints delete night-7 night-8 --yes   all of two sessions
-"""
-CLEAR = """\b
-Examples:
-  graflow-ckpt checkpoints clear etl --dry-run
-  graflow-ckpt checkpoints clear etl --finished --yes
-"""
 
-
-@click.command("delete", epilog=DELETE)
+@options.command("delete")
 @click.argument(
     "what", nargs=-1, required=True, metavar="SESSION|PATH…", shell_complete=options.complete_places
 )
@@ -158,12 +144,16 @@ def delete(
 
     All that is named goes, or nothing: paused ones and those that another session was forked from
     need --force; of a session that runs now nothing is deleted.
+
+    Examples:
+      graflow-ckpt checkpoints delete checkpoints/best.pkl
+      graflow-ckpt checkpoints delete night-7 night-8 --yes   all of two sessions
     """
     clearance = lazy.clearance.by_name(store, what, force=force)
     return clearance.carried_out(manner, dry_run=dry_run, yes=yes)
 
 
-@click.command("clear", epilog=CLEAR, short_help="Delete all checkpoints of a workflow.")
+@options.command("clear", short_help="Delete all checkpoints of a workflow.")
 @click.argument("workflow")
 @click.option("--finished", is_flag=True, help="Only sessions that are completed or cancelled.")
 @_force
@@ -175,6 +165,10 @@ def clear(
 
     What stays is told: paused ones and those that a session of another workflow was forked from, unless
     --force; and those of a session that runs now.
+
+    Examples:
+      graflow-ckpt checkpoints clear etl --dry-run
+      graflow-ckpt checkpoints clear etl --finished --yes
     """
     clearance = lazy.clearance.by_workflow(store, workflow, finished=finished, force=force)
     return clearance.carried_out(manner, dry_run=dry_run, yes=yes)

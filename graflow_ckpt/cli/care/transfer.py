@@ -21,27 +21,7 @@ if TYPE_CHECKING:
     from graflow_ckpt.core.protocols import CheckpointStore
 
 
-COPY = """\b
-Examples:
-  graflow-ckpt checkpoints copy --to sqlite:///runs.db   all of ./checkpoints
-  graflow-ckpt checkpoints copy --from sqlite:///runs.db \\
-      --to postgresql://host/runs
-  graflow-ckpt checkpoints copy night --to s3://bucket/runs --json
-"""
-EXPORT = """\b
-Examples:
-  graflow-ckpt checkpoints export night night.ckpt   with its journal
-  graflow-ckpt checkpoints export checkpoints/best.pkl best.ckpt
-  graflow-ckpt checkpoints export --all all.ckpt --store sqlite:///runs.db
-"""
-IMPORT = """\b
-Examples:
-  graflow-ckpt checkpoints import night.ckpt --store sqlite:///runs.db
-  graflow-ckpt checkpoints import night.ckpt --trust   of another key
-"""
-
-
-@click.command("copy", epilog=COPY, short_help="Copy sessions or checkpoints to another store.")
+@options.command("copy", short_help="Copy sessions or checkpoints to another store.")
 @options.places
 @click.option("--from", "origin", default=options.default_store, show_default="checkpoints",
               metavar="FOLDER|URL", callback=words.parse_store, help="Where they are.",
@@ -51,7 +31,6 @@ Examples:
 @click.option("--workflow", metavar="NAME", help="Only sessions of this workflow.")
 @options.take_over
 @options.unasked_end
-@options.common
 def copy(
     manner: Manner, /, what: tuple[str, ...], origin: str, target: str, workflow: str | None, take_over: bool,
     yes: bool,
@@ -61,6 +40,12 @@ def copy(
     Nothing changes where they come from, so runs may go on there. What is there already is not copied again:
     interrupt it, and call it again; copy what is still being run once more when it has stopped. A session
     that has gone on by itself at the target is refused. What a session has gone back behind is left out.
+
+    Examples:
+      graflow-ckpt checkpoints copy --to sqlite:///runs.db   all of ./checkpoints
+      graflow-ckpt checkpoints copy --from sqlite:///runs.db \\
+          --to postgresql://host/runs
+      graflow-ckpt checkpoints copy night --to s3://bucket/runs --json
     """
     if what and workflow is not None:
         raise click.UsageError("--workflow is for all sessions of a store; what is named is copied anyway.")
@@ -92,17 +77,21 @@ def _copied(
     return lazy.journey.travel(move, going, watched=not manner.json, what="copying").tell(manner)
 
 
-@click.command("export", epilog=EXPORT, short_help="Write sessions or checkpoints into one file.")
+@options.command("export", short_help="Write sessions or checkpoints into one file.")
 @options.places
 @click.argument("file", shell_complete=options.complete_files)
 @click.option("--all", "everything", is_flag=True, help="All sessions of the store.")
 @options.found_store
-@options.common
 def export(manner: Manner, /, what: tuple[str, ...], file: str, everything: bool, store: str) -> int:
     """Copy sessions with their journals, or single checkpoints, into one file: a SQLite store.
 
     The same as `copy --to sqlite:///FILE`: what is in the file already is not copied again. `import` puts it
     into any store, here or on another machine; that one needs the key, or --trust.
+
+    Examples:
+      graflow-ckpt checkpoints export night night.ckpt   with its journal
+      graflow-ckpt checkpoints export checkpoints/best.pkl best.ckpt
+      graflow-ckpt checkpoints export --all all.ckpt --store sqlite:///runs.db
     """
     if bool(what) == everything:
         raise click.UsageError("Name sessions or checkpoints, or give --all; the file comes last.")
@@ -113,18 +102,21 @@ def export(manner: Manner, /, what: tuple[str, ...], file: str, everything: bool
         there.close()  # what is in the log beside the file goes into it, so that it can be moved
 
 
-@click.command("import", epilog=IMPORT)
+@options.command("import")
 @click.argument("file", shell_complete=options.complete_files)
 @click.option("--trust", is_flag=True, help="Take what was sealed with a key that is not here; asks first.")
 @options.take_over
 @options.unasked
 @options.store
-@options.common
 def import_(manner: Manner, /, file: str, trust: bool, take_over: bool, yes: bool, store: str) -> int:
     """Take the checkpoints of a file into a store.
 
     Seals and digests are verified; what is there already is left alone. To resume from a checkpoint runs the
     code in it: use --trust only if you know who wrote the file. The journals in it stay out then.
+
+    Examples:
+      graflow-ckpt checkpoints import night.ckpt --store sqlite:///runs.db
+      graflow-ckpt checkpoints import night.ckpt --trust   of another key
     """
     with lazy.disk.refusing("open", file):
         os.stat(file)
@@ -153,27 +145,23 @@ def _makers(origin: CheckpointStore) -> list[str]:
     return list(makers)
 
 
-FORK = """\b
-Examples:
-  graflow-ckpt checkpoints fork checkpoints/best.pkl second --set rate=0.01
-  graflow-ckpt checkpoints fork night   its newest; called night-fork
-  graflow-ckpt checkpoints fork night fast --set 'layers=[64, 32]'
-  graflow-ckpt resume fast
-"""
-
-
-@click.command("fork", epilog=FORK, short_help="Make a new session that begins at a checkpoint.")
+@options.command("fork", short_help="Make a new session that begins at a checkpoint.")
 @click.argument("what", metavar="PATH|SESSION", shell_complete=options.complete_places)
 @click.argument("new", required=False, metavar="[NEW-ID]")
 @click.option("--set", "values", multiple=True, metavar="NAME=VALUE", callback=words.parse_inputs,
               help="A value of the channel: JSON if it parses, else text; may be repeated.")  # fmt: skip
 @options.found_store
-@options.common
 def fork(manner: Manner, /, what: str, new: str | None, values: dict[str, Any], store: str) -> None:
     """Make a new session that goes on from a checkpoint, with some of its values changed. Runs nothing.
 
     The session that it comes from is not touched, and its checkpoint is kept as long as the new one is. Only
     values that are there can be set, so that a typing error is no new value.
+
+    Examples:
+      graflow-ckpt checkpoints fork checkpoints/best.pkl second --set rate=0.01
+      graflow-ckpt checkpoints fork night   its newest; called night-fork
+      graflow-ckpt checkpoints fork night fast --set 'layers=[64, 32]'
+      graflow-ckpt resume fast
     """
     place = lazy.locate.find_place(store, what)
     if place.found.facts.get("redis"):

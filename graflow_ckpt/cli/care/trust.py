@@ -11,21 +11,18 @@ import click
 from graflow_ckpt.cli import lazy, options
 from graflow_ckpt.cli.terminal import Manner
 
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt trust backups/night.pkl             shows it and asks
-  graflow-ckpt trust backups/night.pkl --yes       for scripts
-"""
 
-
-@click.command("trust", epilog=EXAMPLES)
+@options.command("trust")
 @click.argument("path", shell_complete=options.complete_places)
 @options.unasked
-@options.common
 def command(manner: Manner, /, path: str, yes: bool) -> None:
     """Look at a checkpoint that this machine did not write, and seal it with its key.
 
     To resume from a checkpoint runs the code in it. Do this only if you know who wrote it.
+
+    Examples:
+      graflow-ckpt trust backups/night.pkl             shows it and asks
+      graflow-ckpt trust backups/night.pkl --yes       for scripts
     """
     document = lazy.display.describe(path)
     if document["verdict"] == "good":

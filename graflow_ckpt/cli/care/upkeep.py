@@ -13,28 +13,20 @@ from graflow_ckpt.cli import lazy, options, words
 from graflow_ckpt.cli.terminal import Manner, bar, counter
 from graflow_ckpt.core.errors import BadAddress
 
-BACKUP = """\b
-Examples:
-  graflow-ckpt checkpoints backup /backups/night.db --store sqlite:///runs.db
-  graflow-ckpt checkpoints backup night.db --yes   over that of last night
-  graflow-ckpt checkpoints verify --all --store sqlite:////backups/night.db
-"""
-VACUUM = """\b
-Examples:
-  graflow-ckpt checkpoints prune --older-than 7d --yes
-  graflow-ckpt checkpoints vacuum
-"""
 
-
-@click.command("backup", epilog=BACKUP, short_help="Copy a SQLite store into FILE while others save.")
+@options.command("backup", short_help="Copy a SQLite store into FILE while others save.")
 @click.argument("file", shell_complete=options.complete_files)
 @click.option("--yes", is_flag=True, help="Do not ask before a file is replaced.")
 @options.store
-@options.common
 def backup(manner: Manner, /, file: str, yes: bool, store: str) -> None:
     """Copy a SQLite store as it is at one moment into FILE, while others go on saving.
 
     The copy is looked through, and is a store itself. A FILE that is there stays until the new one is whole.
+
+    Examples:
+      graflow-ckpt checkpoints backup /backups/night.db --store sqlite:///runs.db
+      graflow-ckpt checkpoints backup night.db --yes   over that of last night
+      graflow-ckpt checkpoints verify --all --store sqlite:////backups/night.db
     """
     place = _database(store)
     if os.path.exists(file) and not yes:
@@ -45,11 +37,15 @@ def backup(manner: Manner, /, file: str, yes: bool, store: str) -> None:
     manner.result(document, f"{place}: {words.size(size)} copied", out=file)
 
 
-@click.command("vacuum", epilog=VACUUM, short_help="Give free room of a SQLite store back to the disk.")
+@options.command("vacuum", short_help="Give free room of a SQLite store back to the disk.")
 @options.store
-@options.common
 def vacuum(manner: Manner, /, store: str) -> None:
-    """Give the room of what was deleted from a SQLite store back to the disk, while others go on saving."""
+    """Give the room of what was deleted from a SQLite store back to the disk, while others go on saving.
+
+    Examples:
+      graflow-ckpt checkpoints prune --older-than 7d --yes
+      graflow-ckpt checkpoints vacuum
+    """
     place = _database(store)
     with bar("giving back", show=not manner.json) as progress:
         done = lazy.sqlite_care.vacuum(place, progress)
@@ -69,19 +65,16 @@ def _database(where: str) -> str:
     return f"sqlite://{rest}"
 
 
-STATS = """\b
-Examples:
-  graflow-ckpt checkpoints stats
-  graflow-ckpt checkpoints stats --workflow train --json | jq .ages
-"""
-
-
-@click.command("stats", epilog=STATS, short_help="Count checkpoints by workflow, age and status.")
+@options.command("stats", short_help="Count checkpoints by workflow, age and status.")
 @options.of_workflow
 @options.found_store
-@options.common
 def stats(manner: Manner, /, workflow: str | None, store: str) -> None:
-    """Count checkpoints: by workflow, by age, by status; the oldest, the newest, the largest."""
+    """Count checkpoints: by workflow, by age, by status; the oldest, the newest, the largest.
+
+    Examples:
+      graflow-ckpt checkpoints stats
+      graflow-ckpt checkpoints stats --workflow train --json | jq .ages
+    """
     with bar("looking", show=not manner.json):
         found = lazy.display.census_of(store, workflow)
     if manner.json:
@@ -94,21 +87,17 @@ def stats(manner: Manner, /, workflow: str | None, store: str) -> None:
             manner.say(line)
 
 
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt checkpoints sync --store fallback+postgresql://host/database
-"""
-
-
-@click.command("sync", epilog=EXAMPLES)
+@options.command("sync")
 @options.store
-@options.common
 def sync(manner: Manner, /, store: str) -> int:
     """Hand over checkpoints that were saved while their store was away.
 
     The next run of a session does so by itself; this is for sessions that do not run again. What belongs to
     a session that another process has continued is set aside, and what is being run is left to its owner.
     The exit status is 1 if something is still waiting.
+
+    Examples:
+      graflow-ckpt checkpoints sync --store fallback+postgresql://host/database
     """
     found = lazy.examination.fallbacks(lazy.stores.open_store(store))
     if not found:
@@ -125,17 +114,11 @@ def sync(manner: Manner, /, store: str) -> int:
     return 1 if left else 0
 
 
-AUDIT = """\b
-Examples:
-  graflow-ckpt checkpoints audit
-  graflow-ckpt checkpoints audit --store sqlite:///runs.db --json
-"""
 COLUMNS = ("what", "name", "session", "size", "why")
 
 
-@click.command("audit", epilog=AUDIT, short_help="Find what belongs to no checkpoint.")
+@options.command("audit", short_help="Find what belongs to no checkpoint.")
 @options.found_store
-@options.common
 def audit(manner: Manner, /, store: str) -> int:
     """Find what belongs to no checkpoint, and checkpoints that lack a part.
 
@@ -143,6 +126,10 @@ def audit(manner: Manner, /, store: str) -> int:
 
     Names and sizes are compared, not contents (`verify` does that). Nothing is deleted. The exit status is
     1 if something was found.
+
+    Examples:
+      graflow-ckpt checkpoints audit
+      graflow-ckpt checkpoints audit --store sqlite:///runs.db --json
     """
     place = lazy.stores.open_store(store)
     with counter("looking", show=not manner.json) as seen:

@@ -7,21 +7,19 @@ import click
 from graflow_ckpt.cli import lazy, options, words
 from graflow_ckpt.cli.terminal import Manner
 
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt cancel night          tasks that run are told, and may finish
-  graflow-ckpt cancel night --hard   what they do counts no more
-"""
 
-
-@click.command("cancel", epilog=EXAMPLES)
+@options.command("cancel")
 @options.remote_session
 @click.option("--hard", is_flag=True, help="Do not wait for tasks that run: end their code.")
 @click.option("--reason", default="cancelled by hand", help="What others are told.")
 @options.of_fleet
-@options.common
 def command(manner: Manner, /, session: str, hard: bool, reason: str) -> None:
-    """End a session of a fleet for good. What was committed stays readable; nothing goes on with it."""
+    """End a session of a fleet for good. What was committed stays readable; nothing goes on with it.
+
+    Examples:
+      graflow-ckpt cancel night          tasks that run are told, and may finish
+      graflow-ckpt cancel night --hard   what they do counts no more
+    """
     handle = lazy.client.handle_of(manner, session)
     status = lazy.control.cancelled(handle, reason, hard=hard)
     told = words.counted(status.running, "task")

@@ -7,20 +7,18 @@ import click
 from graflow_ckpt.cli import lazy, options, words
 from graflow_ckpt.cli.terminal import Manner
 
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt pause night --reason "disk is full"
-  graflow-ckpt resume night                        goes on with it
-"""
 
-
-@click.command("pause", epilog=EXAMPLES)
+@options.command("pause")
 @options.remote_session
 @click.option("--reason", default="paused by hand", help="What others are told.")
 @options.of_fleet
-@options.common
 def command(manner: Manner, /, session: str, reason: str) -> None:
-    """Have a session of a fleet hand out no more tasks; those that run are finished and committed."""
+    """Have a session of a fleet hand out no more tasks; those that run are finished and committed.
+
+    Examples:
+      graflow-ckpt pause night --reason "disk is full"
+      graflow-ckpt resume night                        goes on with it
+    """
     handle = lazy.client.handle_of(manner, session)
     status = lazy.control.paused(handle, reason)
     runs = f"; {words.counted(status.running, 'task')} still running" if status.running else ""

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import click
-
 from graflow_ckpt.cli import lazy, options
 from graflow_ckpt.cli.terminal import Manner
 
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt status night
-  graflow-ckpt status night --json | jq .status
-"""
 
-
-@click.command("status", epilog=EXAMPLES)
+@options.command("status")
 @options.remote_session
 @options.of_fleet
-@options.common
 def command(manner: Manner, /, session: str) -> None:
-    """Show how far a session of a fleet is: its counters, its queues, what has failed and why it waits."""
+    """Show how far a session of a fleet is: its counters, its queues, what has failed and why it waits.
+
+    Examples:
+      graflow-ckpt status night
+      graflow-ckpt status night --json | jq .status
+    """
     client = lazy.client.client_of(manner)
     found = lazy.outlook.describe(lazy.client.session_at(client, session), client)
     manner.result(found, lines=lazy.outlook.session_lines(found))

@@ -10,16 +10,8 @@ from graflow_ckpt.cli import lazy, options, words
 from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.facts import check_session_id
 
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt submit etl.py                prints the id of the session
-  graflow-ckpt submit etl.py --session night --input rows=500 --wait
-  graflow-ckpt submit flows.etl:nightly --existing return
-  graflow-ckpt submit etl.py -- --verbose   arguments of the program
-"""
 
-
-@click.command("submit", epilog=EXAMPLES)
+@options.command("submit")
 @options.of_program
 @click.option(
     "--session",
@@ -45,12 +37,17 @@ Examples:
 )
 @click.option("--progress/--no-progress", default=True, help="With --wait: show how far it is.")
 @options.of_fleet
-@options.common
 def command(manner: Manner, /, target: str, arguments: tuple[str, ...], **given: Any) -> int:
     """Have a fleet run a program's workflow. Prints the id of the session once it has been accepted.
 
     The program is run up to its first execute() or submit() to see its tasks; no task runs here. Modules
     are used from where the workers are; the code of the file itself travels with the session, sealed.
+
+    Examples:
+      graflow-ckpt submit etl.py                prints the id of the session
+      graflow-ckpt submit etl.py --session night --input rows=500 --wait
+      graflow-ckpt submit flows.etl:nightly --existing return
+      graflow-ckpt submit etl.py -- --verbose   arguments of the program
     """
     if given["session"] is not None:
         check_session_id(given["session"])

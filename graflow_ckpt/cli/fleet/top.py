@@ -10,17 +10,10 @@ import click
 from graflow_ckpt.cli import lazy, options, words
 from graflow_ckpt.cli.terminal import Manner
 
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt top                                 Ctrl-C ends it
-  graflow-ckpt top --once                          one picture
-  graflow-ckpt top --once --json | jq .rate        tasks per second
-"""
-
 MOMENT = 0.5  # seconds between the two looks that one picture needs for its rates
 
 
-@click.command("top", epilog=EXAMPLES)
+@options.command("top")
 @click.option(
     "--every", metavar="SECONDS", default="1", show_default=True, callback=words.parse_period,
     help="How often to look.",
@@ -29,12 +22,16 @@ MOMENT = 0.5  # seconds between the two looks that one picture needs for its rat
 @click.option("--limit", type=options.COUNT, metavar="N", default=20, show_default=True,
               help="So many sessions, those that do most first.")  # fmt: skip
 @options.of_fleet
-@options.common
 def command(manner: Manner, /, every: float, once: bool, limit: int) -> None:
     """Watch the sessions and workers of a fleet: what is ready and running, and how fast it goes.
 
     With --json one document per look. A worker is shown with what it runs and for how long; SEEN is the
     age of its pool's last sign of life.
+
+    Examples:
+      graflow-ckpt top                                 Ctrl-C ends it
+      graflow-ckpt top --once                          one picture
+      graflow-ckpt top --once --json | jq .rate        tasks per second
     """
     overview = lazy.outlook.Overview(lazy.client.client_of(manner), limit)
     if not (manner.json or once) and sys.stdout.isatty():

@@ -21,27 +21,24 @@ if TYPE_CHECKING:
     from graflow_ckpt.fleet.handle import Handle
     from graflow_ckpt.fleet.status import Status
 
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt wait night
-  graflow-ckpt wait night --timeout 2h \\
-      || graflow-ckpt failed list --session night
-"""
 
-
-@click.command("wait", epilog=EXAMPLES)
+@options.command("wait")
 @options.remote_session
 @click.option(
     "--timeout", metavar="SECONDS|5m", callback=words.parse_period, help="Wait no longer than this."
 )
 @click.option("--progress/--no-progress", default=True, help="Show how far it is.")
 @options.of_fleet
-@options.common
 def command(manner: Manner, /, session: str, timeout: float | None, progress: bool) -> int:
     """Wait until a session of a fleet has ended, or has paused.
 
     The exit status says how: 0 completed, or stopped at its limit; 1 failed, cancelled or stalled; 3
     paused, a user has to act; 124 it has not ended in time.
+
+    Examples:
+      graflow-ckpt wait night
+      graflow-ckpt wait night --timeout 2h \\
+          || graflow-ckpt failed list --session night
     """
     return wait(manner, lazy.client.handle_of(manner, session), timeout, progress=progress)
 

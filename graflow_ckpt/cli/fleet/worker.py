@@ -12,20 +12,8 @@ from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.config.settings import FleetSettings
 from graflow_ckpt.links.environment import unknown
 
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt worker                              as graflow-ckpt.toml says
-  graflow-ckpt worker --queues gpu,default -n 2 --grace 5m
-  graflow-ckpt worker --preload my_company.models  loaded once, for all
-  graflow-ckpt worker --health                     for probes: status 0 or 1
 
-\b
-Signals: SIGTERM or Ctrl-C drains (finish the task, commit, hand over);
-once more leaves at once; SIGHUP starts the workers anew, one after the other.
-"""
-
-
-@click.command("worker", epilog=EXAMPLES)
+@options.command("worker")
 @options.kept("--queues", metavar="NAMES", help="What to work on, the first one first: default,gpu.")
 @options.kept("-n", "--workers", "workers", metavar="N", help="How many processes.")
 @options.kept("--grace", metavar="30s", help="How long a task may go on when the pool is told to stop.")
@@ -41,12 +29,20 @@ once more leaves at once; SIGHUP starts the workers anew, one after the other.
 )
 @click.option("--health", is_flag=True, help="Only say whether the workers of this machine are well.")
 @options.of_fleet
-@options.common
 def command(manner: Manner, /, health: bool) -> int:
     """Run the tasks of a fleet: a pool of processes that share a parent, which starts them anew.
 
     All of this can be set in the environment and in a file: graflow-ckpt settings. Modules are found as
     by `python -m`: in the working folder, PYTHONPATH and what is installed.
+
+    Examples:
+      graflow-ckpt worker                              as graflow-ckpt.toml says
+      graflow-ckpt worker --queues gpu,default -n 2 --grace 5m
+      graflow-ckpt worker --preload my_company.models  loaded once, for all
+      graflow-ckpt worker --health                     for probes: status 0 or 1
+
+    Signals: SIGTERM or Ctrl-C drains (finish the task, commit, hand over);
+    once more leaves at once; SIGHUP starts the workers anew, one after the other.
     """
     return _probe(manner, options.with_fleet(manner)) if health else _work(manner)
 

@@ -14,21 +14,19 @@ PLACES = {
     "zsh": "a folder of $fpath, as _graflow-ckpt (for example ~/.zfunc)",
     "fish": "~/.config/fish/completions/graflow-ckpt.fish",
 }
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt completion bash \\
-      > ~/.local/share/bash-completion/completions/graflow-ckpt
-  eval "$(graflow-ckpt completion zsh)"            for this shell only
-"""
 
 
-@click.command("completion", epilog=EXAMPLES)
+@options.command("completion")
 @click.argument("shell", type=click.Choice(list(PLACES)))
-@options.common
 def command(manner: Manner, /, shell: str) -> None:
     """Print the completion script of a shell, and say where to put it.
 
     It completes commands, options, session ids and the paths of checkpoints.
+
+    Examples:
+      graflow-ckpt completion bash \\
+          > ~/.local/share/bash-completion/completions/graflow-ckpt
+      eval "$(graflow-ckpt completion zsh)"            for this shell only
     """
     from click.shell_completion import get_completion_class
 

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-import click
-
 from graflow_ckpt.cli import lazy, options
 from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.errors import BadSetting, PackageMissing
 from graflow_ckpt.frontends.door import needed
 
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt doctor
-  graflow-ckpt doctor --store /mnt/shared/checkpoints --json
-  graflow-ckpt doctor --url redis://host:6379/0    the fleet only
-"""
 COLUMNS = ("what", "verdict", "found")
 
 
-@click.command("doctor", epilog=EXAMPLES)
+@options.command("doctor")
 @options.store
 @options.fleet
-@options.common
 def command(manner: Manner, /, store: str) -> int:
     """Say what is installed, writable and safe here.
 
     Of a fleet that is set up also: how its server keeps what it is told, whether there is a key, which
     workers there are, and which tasks none of them can work on. The exit status is 1 if something would
     keep a session from being saved or resumed.
+
+    Examples:
+      graflow-ckpt doctor
+      graflow-ckpt doctor --store /mnt/shared/checkpoints --json
+      graflow-ckpt doctor --url redis://host:6379/0    the fleet only
     """
     findings = [] if options.named(manner) else lazy.examination.examine(store)
     try:

@@ -11,19 +11,6 @@ from graflow_ckpt.cli import lazy, options, words
 from graflow_ckpt.cli.terminal import Document, Manner
 from graflow_ckpt.core.errors import GraflowError
 
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt sessions   of the fleet, and in checkpoints/
-  graflow-ckpt sessions --unfinished --workflow etl
-  graflow-ckpt sessions --store /srv/checkpoints --json
-  graflow-ckpt sessions --url redis://host:6379/0 --limit 20
-"""
-PURGE = """\b
-Examples:
-  graflow-ckpt sessions purge night-7 night-8   if they are finished
-  graflow-ckpt sessions purge night-9 --yes     also unfinished ones
-"""
-
 OF_FLEET = (
     "session", "workflow", "status", "steps", "done", "ready", "running", "delayed", "failed", "tokens",
     "age", "reason",
@@ -37,19 +24,24 @@ NUMBERS = frozenset({
 })  # fmt: skip
 
 
-@click.group("sessions", epilog=EXAMPLES, invoke_without_command=True)
+@click.group("sessions", cls=options.CommandGroup, invoke_without_command=True)
 @click.option("--workflow", metavar="NAME", help="Only sessions of this workflow.")
 @click.option("--unfinished", is_flag=True, help="Only what can go on.")
 @options.newest
 @options.store
 @options.fleet
-@options.common
 def command(manner: Manner, /, store: str, **wanted: Any) -> None:
     """List sessions, the newest first: those of the fleet that is set up, and those in the store.
 
     With --url only those of that fleet, with --store only those in that store; of one on a server
     (redis://…) both. DONE and PENDING count tasks; for a store: in the newest good checkpoint. No pickle
     is opened.
+
+    Examples:
+      graflow-ckpt sessions   of the fleet, and in checkpoints/
+      graflow-ckpt sessions --unfinished --workflow etl
+      graflow-ckpt sessions --store /srv/checkpoints --json
+      graflow-ckpt sessions --url redis://host:6379/0 --limit 20
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -120,16 +112,19 @@ def _table(manner: Manner, columns: Sequence[str], rows: Sequence[tuple[Any, ...
         manner.table(columns[:shown], [row[:shown] for row in rows], right=NUMBERS)
 
 
-@command.command("purge", epilog=PURGE, short_help="Delete all that a fleet keeps of sessions.")
+@command.command("purge", short_help="Delete all that a fleet keeps of sessions.")
 @click.argument("sessions", nargs=-1, required=True, metavar="ID…", shell_complete=options.complete_remote)
 @click.option("--yes", is_flag=True, help="Also what is not finished: it is cancelled first.")
 @options.of_fleet
-@options.common
 def purge(manner: Manner, /, sessions: tuple[str, ...], yes: bool) -> None:
     """Take away all that a fleet keeps of sessions: their queues, values, results and errors.
 
     Finished ones (completed, cancelled) go at once. All others could still go on: they need --yes, and
     none is taken away if one of them would be refused.
+
+    Examples:
+      graflow-ckpt sessions purge night-7 night-8   if they are finished
+      graflow-ckpt sessions purge night-9 --yes     also unfinished ones
     """
     gone = lazy.control.purged(lazy.client.client_of(manner), sessions, yes=yes)
     manner.result(gone, *(f"session {one['session']} ({one['status']}) is gone" for one in gone))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-import click
-
 from graflow_ckpt.cli import options
 from graflow_ckpt.cli.terminal import Document, Manner
 from graflow_ckpt.config.settings import Origin
@@ -13,24 +11,22 @@ from graflow_ckpt.core.redaction import HIDDEN
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.links.environment import ALONE, NAMES, unknown, variable
 
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt settings
-  graflow-ckpt settings --config /etc/graflow-ckpt/fleet.toml --json
-"""
 OTHERS = ("WORKFLOW_CHECKPOINT_BACKEND", "WORKFLOW_CHECKPOINT_DSN", "USE_SQLITE_CHECKPOINTS")
 """Variables of other names that say where checkpoints are."""
 
 _SECRET = ("fernet_key",)
 
 
-@click.command("settings", epilog=EXAMPLES)
+@options.command("settings")
 @options.fleet
-@options.common
 def command(manner: Manner, /) -> None:
     """Show the settings as they count here, and whether a flag, the environment or a file says so.
 
     Neither a password nor a key is shown. The exit status is 2 if a setting cannot be.
+
+    Examples:
+      graflow-ckpt settings
+      graflow-ckpt settings --config /etc/graflow-ckpt/fleet.toml --json
     """
     found = options.resolved(manner)
     rows: list[Document] = [

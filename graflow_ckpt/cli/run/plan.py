@@ -9,16 +9,8 @@ import click
 from graflow_ckpt.cli import lazy, options, words
 from graflow_ckpt.cli.terminal import Manner
 
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt plan night                     against its program as it is now
-  graflow-ckpt plan train.py --session night  against another program
-  graflow-ckpt plan checkpoints/best.pkl
-  graflow-ckpt plan night --changed rerun     what that would run again
-"""
 
-
-@click.command("plan", epilog=EXAMPLES)
+@options.command("plan")
 @click.argument(
     "what", required=False, metavar="[SESSION|PATH|FILE.py]", shell_complete=options.complete_places
 )
@@ -30,7 +22,6 @@ Examples:
               help="As if the resume were told what to do with completed tasks that have changed.",
 )  # fmt: skip
 @options.found_store
-@options.common
 def command(
     manner: Manner, /, what: str | None, arguments: tuple[str, ...], session: str | None, latest: bool,
     changed: Literal["reuse", "rerun"] | None, store: str,
@@ -39,6 +30,12 @@ def command(
 
     The program is run up to its first execute() to see its tasks; no task runs, no session is
     touched, no pickle is opened.
+
+    Examples:
+      graflow-ckpt plan night                     against its program as it is now
+      graflow-ckpt plan train.py --session night  against another program
+      graflow-ckpt plan checkpoints/best.pkl
+      graflow-ckpt plan night --changed rerun     what that would run again
     """
     if what is not None and session is not None:
         place = lazy.locate.by_session(store, session)

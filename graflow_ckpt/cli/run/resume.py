@@ -13,24 +13,11 @@ from graflow_ckpt.cli.terminal import Manner
 if TYPE_CHECKING:
     from graflow_ckpt.fleet.handle import Handle
 
-EXAMPLES = """\b
-Examples:
-  graflow-ckpt resume                 the one unfinished session
-  graflow-ckpt resume night           its program, with its arguments
-  graflow-ckpt resume etl --latest    the newest session of workflow etl
-  graflow-ckpt resume night --max-steps 500
-  graflow-ckpt resume --rewind \\
-      checkpoints/session_night_step_40_1794992986-4.pkl
-  graflow-ckpt resume checkpoints/best.pkl --fork second-try
-  graflow-ckpt resume night --url redis://host:6379/0   a session of a fleet
-  graflow-ckpt resume checkpoints/best.pkl --fork fast \\
-      --url redis://host:6379/0
-"""
 
 OF_FLEET = ("max_steps", "in_doubt", "progress")  # what else is said is about a run in this process
 
 
-@click.command("resume", epilog=EXAMPLES)
+@options.command("resume")
 @click.argument(
     "what", required=False, metavar="[SESSION|PATH|WORKFLOW]", shell_complete=options.complete_everywhere
 )
@@ -42,7 +29,6 @@ OF_FLEET = ("max_steps", "in_doubt", "progress")  # what else is said is about a
 @options.running
 @options.found_store
 @options.fleet
-@options.common
 def command(
     manner: Manner, /, what: str | None, latest: bool, rewind: bool, fork: str | None, **wished: Any
 ) -> int:
@@ -55,6 +41,18 @@ def command(
     A session of a fleet goes on there, after a pause, a failure or --max-steps. An id is looked for in the
     store and on the fleet that is set up; --store and --url say which one is meant. The path of a fleet's
     checkpoint means its live session, unless --rewind or --fork is given; that needs a portable one.
+
+    Examples:
+      graflow-ckpt resume                 the one unfinished session
+      graflow-ckpt resume night           its program, with its arguments
+      graflow-ckpt resume etl --latest    the newest session of workflow etl
+      graflow-ckpt resume night --max-steps 500
+      graflow-ckpt resume --rewind \\
+          checkpoints/session_night_step_40_1794992986-4.pkl
+      graflow-ckpt resume checkpoints/best.pkl --fork second-try
+      graflow-ckpt resume night --url redis://host:6379/0   a session of a fleet
+      graflow-ckpt resume checkpoints/best.pkl --fork fast \\
+          --url redis://host:6379/0
     """
     if rewind and fork is not None:
         raise click.UsageError("--rewind goes back in the session, --fork leaves it alone: one of them.")

@@ -101,9 +101,9 @@ def test_a_value_of_a_file_is_refused_with_the_file_and_the_key(folder: Path) ->
 
 
 def test_a_queue_has_a_name_that_redis_and_rq_take() -> None:
-    assert (
-        "GRAFLOW_CKPT_QUEUES cannot be used: 'g/pu' is not a queue name" in refused(QUEUES="a,g/pu").message
-    )
+    said = refused(QUEUES="a,g/pu").message
+
+    assert "GRAFLOW_CKPT_QUEUES cannot be used: 'g/pu' is not a queue name" in said
 
 
 @pytest.mark.parametrize("url", ["http://h/", "redis://u:ge/heim@h/", f"redis://h:{SECRET}/0", "redis://h/x"])
@@ -142,11 +142,7 @@ def test_nothing_that_is_shown_has_a_secret_in_it() -> None:
 
 
 def test_what_was_resolved_becomes_the_environment_of_the_process() -> None:
-    environment: dict[str, Any] = {
-        "GRAFLOW_CKPT_KEY_FILE": "old",
-        "GRAFLOW_CKPT_RQ_URL": "old",
-        "PATH": "/bin",
-    }
+    environment = {"GRAFLOW_CKPT_KEY_FILE": "old", "GRAFLOW_CKPT_RQ_URL": "old", "PATH": "/bin"}
 
     resolved(REDIS_URL=URL, KEY=KEY).export(environment)
 
@@ -259,14 +255,10 @@ def test_a_file_that_is_named_counts_alone_and_the_flag_before_the_variable() ->
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ('[fleet]\nqueuess = "a"', "'queuess'"),
-        ("[flet]\nworkers = 1", "'flet'"),
-        ("workers = 1", "'workers'"),
-        ("fleet = 1", "'fleet'"),
-        ("workers", "TOML"),
-        ("\udcff", "not text"),
+        ('[fleet]\nqueuess = "a"', "'queuess'"), ("[flet]\nworkers = 1", "'flet'"),
+        ("workers = 1", "'workers'"), ("fleet = 1", "'fleet'"), ("workers", "TOML"), ("\udcff", "not text"),
     ],
-)
+)  # fmt: skip
 def test_a_file_that_says_something_else_is_refused_by_its_name(text: str, named: str) -> None:
     path = Path("graflow-ckpt.toml").absolute()
     path.write_bytes(text.encode(errors="surrogateescape"))

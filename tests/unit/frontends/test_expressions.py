@@ -50,9 +50,11 @@ def groups(graph: TaskGraph) -> dict[str, Group]:
 # --- chains ----------------------------------------------------------------------------
 
 
-def test_the_parts_of_a_chain_are_flat_and_in_order_however_it_was_joined() -> None:
+def test_a_chain_is_flat_and_in_order_however_it_was_joined() -> None:
     assert ((a >> b) >> (c >> d) >> e).parts == (a, b, c, d, e)
     assert (a >> (b >> (c >> d))).parts == (a, b, c, d)
+    assert repr((a >> b) >> (c >> d)) == "<task a> >> <task b> >> <task c> >> <task d>"
+    assert edges((a >> b) >> c) == edges(a >> (b >> c)) == {"a-b", "b-c"}
 
 
 def test_a_chain_may_be_very_long() -> None:
@@ -64,11 +66,6 @@ def test_a_chain_may_be_very_long() -> None:
     assert chain.parts == (a, *tasks)
 
 
-def test_a_chain_is_flat_however_it_is_put_together() -> None:
-    assert repr((a >> b) >> (c >> d)) == "<task a> >> <task b> >> <task c> >> <task d>"
-    assert edges((a >> b) >> c) == edges(a >> (b >> c)) == {"a-b", "b-c"}
-
-
 def test_a_chain_may_come_back_to_where_it_was() -> None:
     assert edges(a >> b >> a) == {"a-b", "b-a"}
 
@@ -77,7 +74,6 @@ def test_a_chain_may_be_put_before_a_group_and_after_it() -> None:
     graph = made(a >> (b | c) >> d)
 
     assert {f"{s}-{t}" for s, t in graph.edges()} == {"a-b", "a-c", "b-group_1", "c-group_1", "group_1-d"}
-    assert graph.nodes["group_1"] == graph.nodes["group_1"]
     assert groups(graph)["group_1"].members == ("b", "c")
 
 

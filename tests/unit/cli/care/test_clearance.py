@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ from graflow_ckpt.checkpoint.retention import (
     KeepWithin,
     LastSuccessful,
 )
-from graflow_ckpt.cli import main
 from graflow_ckpt.cli.care.removal import parse_best, parse_bytes, retention_of
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
+from tests.acceptance.command_line import inside
 from tests.servers import Server
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import left, line, save
@@ -55,25 +54,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return open_store(server.url)
 
 
-class Said:
-    """What a command has said."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *arguments: str, status: int = 0) -> str:
-        code = main(["checkpoints", *arguments])
-        out, err = self._capsys.readouterr()
-        assert code == status, out + err
-        return out + err
-
-    def json(self, *arguments: str, status: int = 0) -> Any:
-        return json.loads(self(*arguments, "--json", status=status))
+def said(*arguments: str, status: int = 0) -> str:
+    """What `graflow-ckpt checkpoints …` says."""
+    return inside("checkpoints", *arguments, status=status).said
 
 
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    return Said(capsys)
+def as_json(*arguments: str, status: int = 0) -> Any:
+    return inside("checkpoints", *arguments, "--json", status=status).document
 
 
 def own(store: CheckpointStore, session: str, sequence: int) -> str:
@@ -127,13 +114,13 @@ def test_a_best_without_a_metric_is_refused() -> None:
 # --- prune -------------------------------------------------------------------------------
 
 
-def test_a_dry_run_lists_what_would_go_with_its_bytes(store: CheckpointStore, said: Said) -> None:
+def test_a_dry_run_lists_what_would_go_with_its_bytes(store: CheckpointStore) -> None:
     line(store, "a", 3, days=9)
     save(store, "p", 1, days=9, status="paused")
     bytes_ = sum(cut.size for cut in inventory(store).cuts if cut.session == "a" and cut.sequence < 3)
 
     text = said("prune", "--older-than", "7d", "--dry-run")
-    document = said.json("prune", "--older-than", "7d", "--dry-run")
+    document = as_json("prune", "--older-than", "7d", "--dry-run")
 
     assert own(store, "a", 1) in text
     assert own(store, "a", 3) not in text
@@ -145,11 +132,11 @@ def test_a_dry_run_lists_what_would_go_with_its_bytes(store: CheckpointStore, sa
     assert left(store) == ["a1", "a2", "a3", "p1"]
 
 
-def test_prune_does_what_the_dry_run_has_said(store: CheckpointStore, said: Said) -> None:
+def test_prune_does_what_the_dry_run_has_said(store: CheckpointStore) -> None:
     line(store, "a", 3, days=9)
-    would = said.json("prune", "--dry-run")
+    would = as_json("prune", "--dry-run")
 
-    done = said.json("prune", "--yes")
+    done = as_json("prune", "--yes")
 
     assert done == {**would, "dry_run": False}
     assert left(store) == ["a3"]
@@ -159,7 +146,7 @@ def test_prune_does_what_the_dry_run_has_said(store: CheckpointStore, said: Said
     )
 
 
-def test_rules_combine(store: CheckpointStore, said: Said) -> None:
+def test_rules_combine(store: CheckpointStore) -> None:
     for number, loss in enumerate([0.5, 0.1, 0.4, 0.3, 0.2], 1):
         save(store, "a", number, user={"loss": loss}, cause="request")
     line(store, "b", 2, workflow="v")
@@ -172,7 +159,7 @@ def test_rules_combine(store: CheckpointStore, said: Said) -> None:
     assert left(store) == ["a5", "b2"]
 
 
-def test_somebody_is_asked_first(store: CheckpointStore, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_is_asked_first(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     line(store, "a", 3)
     asked: list[str] = []
 
@@ -189,7 +176,7 @@ def test_somebody_is_asked_first(store: CheckpointStore, said: Said, monkeypatch
 
 
 def test_what_has_changed_while_somebody_thought_is_looked_at_again(
-    store: CheckpointStore, said: Said, monkeypatch: pytest.MonkeyPatch
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = line(store, "a", 4)
 
@@ -206,7 +193,7 @@ def test_what_has_changed_while_somebody_thought_is_looked_at_again(
 
 
 def test_what_could_not_be_deleted_is_status_1(
-    store: CheckpointStore, said: Said, monkeypatch: pytest.MonkeyPatch
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line(store, "a", 3)
 
@@ -216,20 +203,18 @@ def test_what_could_not_be_deleted_is_status_1(
     monkeypatch.setattr(type(store), "delete", refuse)
 
     assert "stays: read-only" in said("prune", "--keep", "1", "--yes", status=1)
-    document = said.json("prune", "--keep", "1", "--yes", status=1)
+    document = as_json("prune", "--keep", "1", "--yes", status=1)
     assert [row["error"] for row in document["failed"]] == ["read-only", "read-only"]
 
 
 @pytest.mark.parametrize(
     "wrong", [["--keep", "0"], ["--older-than", "soon"], ["--per", "planet"], ["--older-than", "7"]]
 )
-def test_what_means_nothing_is_a_usage_error(store: CheckpointStore, said: Said, wrong: list[str]) -> None:
+def test_what_means_nothing_is_a_usage_error(store: CheckpointStore, wrong: list[str]) -> None:
     said("prune", *wrong, status=2)
 
 
-def test_a_number_that_no_checkpoint_has_rates_none_and_lets_none_go(
-    store: CheckpointStore, said: Said
-) -> None:
+def test_a_number_that_no_checkpoint_has_rates_none_and_lets_none_go(store: CheckpointStore) -> None:
     for number in range(1, 4):
         save(store, "a", number, user={"loss": number / 10}, cause="request")
 
@@ -240,9 +225,9 @@ def test_a_number_that_no_checkpoint_has_rates_none_and_lets_none_go(
     assert "0 checkpoints" in said("prune", "--best", "los", "--session", "b", "--yes")
 
 
-def test_an_empty_store_has_nothing_to_prune(store: CheckpointStore, said: Said) -> None:
+def test_an_empty_store_has_nothing_to_prune(store: CheckpointStore) -> None:
     assert said("prune") == "graflow-ckpt: 0 checkpoints (0 B) deleted\n"
-    assert said.json("stats")["checkpoints"] == 0
+    assert as_json("stats")["checkpoints"] == 0
     assert "no such checkpoints" in said("stats")
     assert said("clear", "w") == "graflow-ckpt: 0 checkpoints (0 B) deleted\n"
 
@@ -250,17 +235,15 @@ def test_an_empty_store_has_nothing_to_prune(store: CheckpointStore, said: Said)
 # --- delete ------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_deleted_by_its_path(store: CheckpointStore, said: Said) -> None:
+def test_a_checkpoint_is_deleted_by_its_path(store: CheckpointStore) -> None:
     line(store, "a", 3)
 
-    assert said.json("delete", own(store, "a", 2), "--yes")["paths"] == [own(store, "a", 2)]
+    assert as_json("delete", own(store, "a", 2), "--yes")["paths"] == [own(store, "a", 2)]
 
     assert left(store) == ["a1", "a3"]
 
 
-def test_a_session_is_deleted_with_its_damaged_checkpoints_and_others_stay(
-    store: CheckpointStore, said: Said
-) -> None:
+def test_a_session_is_deleted_with_its_damaged_checkpoints_and_others_stay(store: CheckpointStore) -> None:
     line(store, "a", 2)
     line(store, "b", 1)
     _spoil(store, own(store, "a", 9))
@@ -272,7 +255,7 @@ def test_a_session_is_deleted_with_its_damaged_checkpoints_and_others_stay(
 
 
 def test_a_session_that_could_go_on_is_named_before_it_goes(
-    store: CheckpointStore, said: Said, monkeypatch: pytest.MonkeyPatch
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line(store, "a", 2)
     save(store, "b", 1, status="completed")
@@ -285,7 +268,7 @@ def test_a_session_that_could_go_on_is_named_before_it_goes(
 
 
 @pytest.mark.parametrize("held", ["paused", "forked"])
-def test_what_has_to_stay_holds_all_that_is_named(store: CheckpointStore, said: Said, held: str) -> None:
+def test_what_has_to_stay_holds_all_that_is_named(store: CheckpointStore, held: str) -> None:
     made = line(store, "a", 2)
     if held == "paused":
         save(store, "a", 3, status="paused")
@@ -301,48 +284,48 @@ def test_what_has_to_stay_holds_all_that_is_named(store: CheckpointStore, said: 
     assert not any(name.startswith("a") for name in left(store))
 
 
-def test_of_a_session_that_somebody_runs_nothing_is_deleted(store: CheckpointStore, said: Said) -> None:
+def test_of_a_session_that_somebody_runs_nothing_is_deleted(store: CheckpointStore) -> None:
     line(store, "a", 2)
     lease = store.acquire("a")
     try:
         assert "session a is being run" in said("delete", "a", "--yes", "--force", status=1)
-        assert said.json("clear", "w", "--yes", "--force")["spared"][0]["why"] == "busy"
+        assert as_json("clear", "w", "--yes", "--force")["spared"][0]["why"] == "busy"
     finally:
         lease.release()
     assert left(store) == ["a1", "a2"]
 
 
-def test_what_is_not_there_is_an_error_and_nothing_goes(store: CheckpointStore, said: Said) -> None:
+def test_what_is_not_there_is_an_error_and_nothing_goes(store: CheckpointStore) -> None:
     line(store, "a", 1)
 
     assert "neither a checkpoint nor a session" in said("delete", "a", "nobody", "--yes", status=1)
-    assert said.json("delete", "nobody", "--yes", status=1)["error"] == "NoSession"
+    assert as_json("delete", "nobody", "--yes", status=1)["error"] == "NoSession"
     assert "There is no checkpoint" in said("delete", own(store, "a", 7), "--yes", status=1)
     assert left(store) == ["a1"]
 
 
-def test_a_dry_run_of_delete_and_clear_deletes_nothing(store: CheckpointStore, said: Said) -> None:
+def test_a_dry_run_of_delete_and_clear_deletes_nothing(store: CheckpointStore) -> None:
     line(store, "a", 2)
 
-    assert said.json("delete", "a", "--dry-run")["checkpoints"] == 2
-    assert said.json("clear", "w", "--dry-run")["checkpoints"] == 2
+    assert as_json("delete", "a", "--dry-run")["checkpoints"] == 2
+    assert as_json("clear", "w", "--dry-run")["checkpoints"] == 2
     assert left(store) == ["a1", "a2"]
 
 
 # --- clear -------------------------------------------------------------------------------
 
 
-def test_a_workflow_is_cleared_and_others_stay(store: CheckpointStore, said: Said) -> None:
+def test_a_workflow_is_cleared_and_others_stay(store: CheckpointStore) -> None:
     line(store, "a", 2)
     line(store, "b", 2)
     line(store, "v", 1, workflow="other")
 
-    assert said.json("clear", "w", "--yes")["checkpoints"] == 4
+    assert as_json("clear", "w", "--yes")["checkpoints"] == 4
 
     assert left(store) == ["v1"]
 
 
-def test_only_what_is_finished_is_cleared_on_request(store: CheckpointStore, said: Said) -> None:
+def test_only_what_is_finished_is_cleared_on_request(store: CheckpointStore) -> None:
     line(store, "a", 2)
     save(store, "b", 1)
     save(store, "b", 2, status="completed")
@@ -353,7 +336,7 @@ def test_only_what_is_finished_is_cleared_on_request(store: CheckpointStore, sai
     assert left(store) == ["a1", "a2", "c1"]
 
 
-def test_what_waits_for_an_answer_is_cleared_by_force_only(store: CheckpointStore, said: Said) -> None:
+def test_what_waits_for_an_answer_is_cleared_by_force_only(store: CheckpointStore) -> None:
     line(store, "a", 1)
     save(store, "p", 1, status="paused")
 
@@ -363,7 +346,7 @@ def test_what_waits_for_an_answer_is_cleared_by_force_only(store: CheckpointStor
     assert left(store) == []
 
 
-def test_what_stays_does_not_become_the_newest_of_its_session(store: CheckpointStore, said: Said) -> None:
+def test_what_stays_does_not_become_the_newest_of_its_session(store: CheckpointStore) -> None:
     save(store, "a", 1, status="paused")
     save(store, "a", 2)
     save(store, "a", 4, status="completed")
@@ -373,9 +356,7 @@ def test_what_stays_does_not_become_the_newest_of_its_session(store: CheckpointS
     assert left(store) == ["a1", "a4"]
 
 
-def test_forks_of_the_same_workflow_go_together_and_others_hold_their_parents(
-    store: CheckpointStore, said: Said
-) -> None:
+def test_forks_of_the_same_workflow_go_together_and_others_hold_their_parents(store: CheckpointStore) -> None:
     made = line(store, "a", 2)
     save(store, "f", 1, parent=made[0].checkpoint_id)
     save(store, "g", 1, parent=made[1].checkpoint_id, workflow="other")
@@ -388,7 +369,7 @@ def test_forks_of_the_same_workflow_go_together_and_others_hold_their_parents(
 # --- stats -------------------------------------------------------------------------------
 
 
-def test_a_store_is_counted(store: CheckpointStore, said: Said) -> None:
+def test_a_store_is_counted(store: CheckpointStore) -> None:
     line(store, "a", 2, days=30, cause="request")
     save(store, "b", 1, days=2, user={"big": "x" * 5000})
     save(store, "c", 1, status="paused", workflow="v", days=0.5)
@@ -396,7 +377,7 @@ def test_a_store_is_counted(store: CheckpointStore, said: Said) -> None:
     _spoil(store, own(store, "e", 1))
     known = inventory(store)
 
-    found = said.json("stats")
+    found = as_json("stats")
     text = said("stats")
 
     assert (found["checkpoints"], found["sessions"], found["bytes"]) == (5, 4, known.size)
@@ -413,7 +394,7 @@ def test_a_store_is_counted(store: CheckpointStore, said: Said) -> None:
     assert "WORKFLOW" in text.splitlines()[0]
     assert "30 d" in text
     assert own(store, "b", 1) in text
-    assert said.json("stats", "--workflow", "v")["checkpoints"] == 2
+    assert as_json("stats", "--workflow", "v")["checkpoints"] == 2
 
 
 def _spoil(store: CheckpointStore, path: str) -> None:

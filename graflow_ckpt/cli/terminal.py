@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
+from itertools import count
 from typing import Any, Literal, TextIO
 
 import click
@@ -31,6 +32,10 @@ _COLORS = {
     "none": "yellow", "failing": "red",
     "failed": "red", "bad": "red", "changed": "red", "orphaned": "red", "cancelled": "red",
 }  # fmt: skip
+
+
+Told = Callable[[int, int | None], None]
+"""How much is done, of how much; None: it is not known."""
 
 
 class Manner:
@@ -113,6 +118,35 @@ class Manner:
             ) from None
         if not said:
             raise click.Abort
+
+    # --- long work ---------------------------------------------------------------------
+
+    @property
+    def watched(self) -> bool:
+        """True if a user looks on while something is done."""
+        return not self.json and sys.stderr.isatty()
+
+    @contextmanager
+    def bar(self, doing: str) -> Iterator[Told]:
+        """Show a bar while the block runs, to a user who looks on."""
+        if not self.watched:
+            yield lambda done, total: None
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(doing, total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+
+    @contextmanager
+    def counter(self, doing: str, total: int | None = None) -> Iterator[Callable[[object], None]]:
+        """Show a bar that counts: what it yields is called with each that is done."""
+        done = count(1)
+        with self.bar(doing) as told:
+            told(0, total)
+            yield lambda _: told(next(done), total)
 
     # --- errors ------------------------------------------------------------------------
 
@@ -206,37 +240,3 @@ def _folded(sizes: Mapping[str, int], right: set[str], room: int) -> tuple[int, 
         if needed <= room:
             return gap, folded
     return 0, set()
-
-
-Told = Callable[[int, int | None], None]
-"""How much is done, of how much; None: it is not known."""
-
-
-@contextmanager
-def bar(doing: str, *, show: bool = True) -> Iterator[Told]:
-    """Show a bar while the block runs."""
-    if not show or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(doing, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-@contextmanager
-def counter(doing: str, total: int | None = None, *, show: bool = True) -> Iterator[Callable[[object], None]]:
-    """Show a bar that counts: what it yields is called with each that is done."""
-    count = 0
-    with bar(doing, show=show) as told:
-
-        def seen(_: object) -> None:
-            nonlocal count
-            count += 1
-            told(count, total)
-
-        told(0, total)
-        yield seen

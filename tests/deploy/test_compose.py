@@ -1,4 +1,4 @@
-"""docker-compose.yml as compose reads it: YAML 1.2, with variables put in by compose's rules.
+"""docker-compose.yml as compose reads it: YAML 1.2, with its variables put in.
 
 Not here: what compose does with it; there may be no engine. Where `docker compose` is installed its `config`
 is the judge, elsewhere the published schema, which the package check-jsonschema carries with it.
@@ -26,8 +26,7 @@ ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
 GIVEN = {"GRAFLOW_CKPT_KEY": f"id:{'0' * 64}", "GRAFLOW_CKPT_REDIS_PASSWORD": "5ecret"}
 
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-OPERATOR = re.compile(r":[-?+]|[-?+]")
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*):([-?])([^${}]*)\}")
 
 
 class Required(Exception):
@@ -42,10 +41,7 @@ def document(env: Mapping[str, str] | None = None, text: str | None = None) -> A
 
 def variables() -> set[str]:
     """The names that the file takes from its environment."""
-    named: set[str] = set()
-    for value in strings(document()):
-        named.update(re.findall(r"(?<!\$)\$\{?([A-Za-z_][A-Za-z0-9_]*)", value))
-    return named
+    return {name for value in strings(document()) for name, *_ in VARIABLE.findall(value)}
 
 
 def strings(node: Any) -> Iterator[str]:
@@ -71,55 +67,17 @@ def _each(node: Any, change: Callable[[str], str]) -> Any:
             return node
 
 
-# --- variables -------------------------------------------------------------------------
-
-
 def interpolate(text: str, env: Mapping[str, str]) -> str:
-    done = ""
-    while text:
-        before, dollar, text = text.partition("$")
-        done += before
-        if text.startswith("$"):
-            done, text = done + "$", text[1:]
-        elif text.startswith("{"):
-            inner, text = _braced(text)
-            done += _value(inner, env)
-        elif name := NAME.match(text):
-            done, text = done + env.get(name[0], ""), text[name.end() :]
-        else:
-            done += dollar
-    return done
+    """The text with the variables in it; refused is what our own file does not use of compose's forms."""
 
+    def value(found: re.Match[str]) -> str:
+        name, operator, word = found.groups()
+        if operator == "?" and not env.get(name):
+            raise Required(f"required variable {name} is missing a value: {word}")
+        return env.get(name) or word
 
-def _braced(text: str) -> tuple[str, str]:
-    """What is between a brace and the one that closes it, and what follows."""
-    depth = 0
-    for at, character in enumerate(text):
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0:
-            return text[1:at], text[at + 1 :]
-    raise ValueError(f"no closing brace: {text}")
-
-
-def _value(inner: str, env: Mapping[str, str]) -> str:
-    name = NAME.match(inner)
-    operator = OPERATOR.match(inner, name.end()) if name else None
-    if name is None or (operator is None and name.end() != len(inner)):
-        raise ValueError(f"not of compose's form: ${{{inner}}}")
-    value = env.get(name[0])
-    if operator is None:
-        return value or ""
-    there = bool(value) if operator[0].startswith(":") else value is not None
-    word = inner[operator.end() :]
-    match operator[0][-1]:
-        case "-":
-            return (value or "") if there else interpolate(word, env)
-        case "+":
-            return interpolate(word, env) if there else ""
-        case _ if there:
-            return value or ""
-        case _:
-            raise Required(f"required variable {name[0]} is missing a value: {interpolate(word, env)}")
+    assert "$" not in VARIABLE.sub("", text), f"neither ${{NAME:-default}} nor ${{NAME:?message}}: {text}"
+    return VARIABLE.sub(value, text)
 
 
 # --- judges ----------------------------------------------------------------------------
@@ -266,13 +224,6 @@ def test_without_a_secret_it_stops_by_name(secret: str, value: str | None, tmp_p
     assert GIVEN["GRAFLOW_CKPT_KEY"] not in said
 
 
-def test_every_variable_has_a_default_or_is_required() -> None:
-    for value in strings(document()):
-        for name in variables():
-            assert f"${name}" not in value
-            assert f"${{{name}}}" not in value, "compose would put in nothing, and say so in a line of many"
-
-
 def test_every_variable_is_in_the_docs() -> None:
     page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
 
@@ -282,16 +233,7 @@ def test_every_variable_is_in_the_docs() -> None:
 @pytest.mark.parametrize(
     ("text", "filled"),
     [
-        ("a $SET b", "a 1 b"),
-        ("${SET}", "1"),
-        ("${UNSET}${EMPTY}$UNSET", ""),
-        ("$$SET $${SET} 5$", "$SET ${SET} 5$"),
         ("${UNSET:-d}${EMPTY:-d}${SET:-d}", "dd1"),
-        ("${UNSET-d}${EMPTY-d}", "d"),
-        ("${UNSET:+d}${EMPTY:+d}${SET:+d}", "d"),
-        ("${UNSET+d}${EMPTY+d}", "d"),
-        ("${EMPTY?no}${SET?no}${SET:?no}", "11"),
-        ("${UNSET:-${EMPTY:-${SET}}}!", "1!"),
         ("redis://:${SET:?no}@redis:6379/0", "redis://:1@redis:6379/0"),
     ],
 )
@@ -299,10 +241,18 @@ def test_variables_are_put_in_by_the_rules_of_compose(text: str, filled: str) ->
     assert interpolate(text, {"SET": "1", "EMPTY": ""}) == filled
 
 
-@pytest.mark.parametrize("text", ["${UNSET?say}", "${UNSET:?say}", "${EMPTY:?say}", "${A:-${UNSET:?say}}"])
+@pytest.mark.parametrize("text", ["${UNSET:?say}", "${EMPTY:?say}"])
 def test_a_required_variable_that_is_not_there_is_named(text: str) -> None:
     with pytest.raises(Required, match=r"(UNSET|EMPTY) is missing a value: say"):
         interpolate(text, {"EMPTY": ""})
+
+
+@pytest.mark.parametrize(
+    "text", ["$SET", "${SET}", "$$SET", "${SET-d}", "${SET:+d}", "${A:-${SET:-d}}", "5$"]
+)
+def test_every_variable_has_a_default_or_is_required(text: str) -> None:
+    with pytest.raises(AssertionError):  # compose would put in nothing, and say so in a line of many
+        interpolate(text, {"SET": "1"})
 
 
 # --- services --------------------------------------------------------------------------

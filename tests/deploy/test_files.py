@@ -16,17 +16,7 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.links.environment import ALONE, NAMES, OF_COMPOSE, PREFIX
-from tests.deploy.files import (
-    EXAMPLE,
-    ONE,
-    SEVERAL,
-    Stage,
-    copied,
-    environment,
-    service,
-    settings,
-    stages,
-)
+from tests.deploy.files import EXAMPLE, ONE, SEVERAL, Stage, copied, environment, service, settings, stages
 from tests.deploy.test_compose import ROOT, document, variables
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -71,16 +71,12 @@ class Block:
 
 
 @dataclass
-class Program:
-    name: str
-    code: str
-    status: int
+class Step:
+    """A program that is saved under its name, or without a name a line for the shell."""
 
-
-@dataclass
-class Command:
     text: str
-    status: int
+    status: int = 0
+    name: str = ""
 
 
 @dataclass
@@ -88,7 +84,7 @@ class Story:
     """What runs in one folder: a block and those that continue it."""
 
     name: str
-    steps: list[Program | Command] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
 
 def blocks(page: str, text: str) -> Iterator[Block]:
@@ -120,14 +116,14 @@ def blocks(page: str, text: str) -> Iterator[Block]:
     assert not markers, f"{page}: a docs marker stands right above its block"
 
 
-def commands(block: Block) -> list[Command]:
+def commands(block: Block) -> list[Step]:
     shell = re.sub(r"\\\n *", "", block.code).splitlines()
-    found: list[Command] = []
+    found: list[Step] = []
     for at, line in enumerate(shell):
         if line == "$ echo $?" and found:
             found[-1].status = int(shell[at + 1])
         elif match := COMMAND.match(line):
-            found.append(Command(match["command"], 0))
+            found.append(Step(match["command"]))
     if found and "exit" in block.markers:
         found[-1].status = int(block.markers["exit"])
     return found
@@ -146,26 +142,23 @@ def stories(page: str, text: str) -> Iterator[Story]:
                 yield story
             story = Story(f"{page}:{block.line}")
         assert story is not None, f"{page}:{block.line}: there is nothing to continue"
+        status = int(block.markers.get("exit", "0"))
         match (block.language, story.steps):
             case ("console", steps):
                 steps.extend(commands(block))
-            case (_, [*_, Program() as program]) if "file" not in block.markers:
-                program.code += block.code
-                program.status = int(block.markers.get("exit", "0"))
+            case (_, [*_, last]) if last.name and "file" not in block.markers:
+                last.text, last.status = last.text + block.code, status
             case (_, steps):
-                name = block.markers.get("file", "example.py")
-                steps.append(Program(name, block.code, int(block.markers.get("exit", "0"))))
+                steps.append(Step(block.code, status, block.markers.get("file", "example.py")))
     if story is not None:
         yield story
 
 
-def run(step: Program | Command, folder: Path) -> subprocess.CompletedProcess[str]:
-    match step:
-        case Program(name, code, _):
-            (folder / name).write_text(code, encoding="utf-8")
-            argv = [sys.executable, name]
-        case Command(text, _):
-            argv = ["/bin/sh", "-c", text]
+def run(step: Step, folder: Path) -> subprocess.CompletedProcess[str]:
+    argv = ["/bin/sh", "-c", step.text]
+    if step.name:
+        (folder / step.name).write_text(step.text, encoding="utf-8")
+        argv = [sys.executable, step.name]
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
@@ -174,15 +167,9 @@ def run(step: Program | Command, folder: Path) -> subprocess.CompletedProcess[st
         "PYTEST_ADDOPTS": "--rootdir=. -p no:cacheprovider",  # whatever somebody has left in a folder above
     }
     return subprocess.run(
-        argv,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+        argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=100, check=False,
+    )  # fmt: skip
 
 
 def play(story: Story, folder: Path) -> None:
@@ -241,7 +228,7 @@ $ echo $?
 def test_blocks_that_continue_share_a_program_and_a_folder(tmp_path: Path) -> None:
     (story,) = stories("page.md", SAMPLE.replace("raise SystemExit(3)", ""))
 
-    assert [type(step) for step in story.steps] == [Program, Command, Command]
+    assert [step.name for step in story.steps] == ["example.py", "", ""]
     play(story, tmp_path)
 
 

@@ -30,7 +30,7 @@ from graflow_ckpt.checkpoint.care.pruning import (
 from graflow_ckpt.checkpoint.retention import WAITS, Cut, Retention, bytes_of
 from graflow_ckpt.cli import words
 from graflow_ckpt.cli.locate import checkpoint_path, neither, stem
-from graflow_ckpt.cli.terminal import Document, Manner, bar, counter
+from graflow_ckpt.cli.terminal import Document, Manner
 from graflow_ckpt.core.errors import CheckpointError, NoSession, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store, open_store_of
@@ -61,7 +61,7 @@ class Clearance:
 
     def carried_out(self, manner: Manner, *, dry_run: bool, yes: bool) -> int:
         """Show what would go, or have it go; the exit status."""
-        with bar("looking", show=not manner.json):  # what stays instead is read to its last byte
+        with manner.bar("looking"):  # what stays instead is read to its last byte
             what = self.again()
         if dry_run:
             rows = [(cut.path, cut.session, cut.workflow, cut.status,
@@ -73,7 +73,7 @@ class Clearance:
             return 0
         if what.cuts and not yes:
             what = self._confirmed(manner, what)
-        with counter("deleting", len(what.cuts), show=not manner.json) as seen:
+        with manner.counter("deleting", len(what.cuts)) as seen:
             done = carry_out(self.place, what, seen=seen)
             sweep_contents(self.place)
         stays = (f"{cut.path} stays: {why}" for cut, why in done.failed)

@@ -5,7 +5,6 @@ What goes wrong with one session is reported and does not keep the others from b
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
@@ -14,7 +13,7 @@ from graflow_ckpt.checkpoint.care.copying import Copied, Move, Moved, State, sur
 from graflow_ckpt.checkpoint.care.inventory import Inventory
 from graflow_ckpt.cli import words
 from graflow_ckpt.cli.locate import checkpoint_path
-from graflow_ckpt.cli.terminal import Document, Manner, counter
+from graflow_ckpt.cli.terminal import Document, Manner
 from graflow_ckpt.core.errors import BadSessionId, CheckpointError, GraflowError, NoSession, SessionError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Readable
@@ -117,12 +116,12 @@ def _is_session(origin: Readable, name: str) -> bool:
         return False
 
 
-def travel(move: Move, luggage: Luggage, *, watched: bool, what: str) -> Journey:
+def travel(manner: Manner, move: Move, luggage: Luggage, what: str) -> Journey:
     """Copy it."""
     journey = Journey(move.origin.url, move.target.url, single=list(luggage.damaged))
     there = survey(move.target) if len(luggage.sessions) > 1 else None
-    total = _count(move, luggage) if watched and sys.stderr.isatty() else None
-    with counter(what, total, show=watched) as seen:
+    total = _count(move, luggage) if manner.watched else None
+    with manner.counter(what, total) as seen:
         move = replace(move, seen=seen)
         for session, known in luggage.sessions.items():
             known_there = there.get(session, Inventory(())) if there is not None else None

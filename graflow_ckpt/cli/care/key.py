@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from graflow_ckpt.cli import lazy, options, words
-from graflow_ckpt.cli.terminal import Manner, bar
+from graflow_ckpt.cli.terminal import Manner
 
 COLUMNS = ("key", "use", "seals", "encrypts", "journals")
 
@@ -42,7 +42,7 @@ def list_(manner: Manner, /, store: str) -> None:
       graflow-ckpt key list
       graflow-ckpt key list --store encrypted+postgresql://host/checkpoints --json
     """
-    with bar("looking", show=not manner.json):
+    with manner.bar("looking"):
         rows, unreadable = lazy.keyring.listing(store)
     keys = [asdict(row) for row in rows]
     notes = (
@@ -87,7 +87,7 @@ def reseal(manner: Manner, /, store: str) -> int:
 
 
 def _reseal(manner: Manner, store: str, document: dict[str, object]) -> int:
-    key_id, found = lazy.keyring.resealed(store, show=not manner.json)
+    key_id, found = lazy.keyring.resealed(manner, store)
     stays = [{"path": path, "why": why} for path, why in found.stays]
     manner.result(
         {**document, "id": key_id, "resealed": found.done, "stays": stays},

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.care.resealing import Resealed, put_sealed, reseal, usage
-from graflow_ckpt.cli.terminal import Document, bar
+from graflow_ckpt.cli.terminal import Document, Manner
 from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store, open_store_of
@@ -51,11 +51,11 @@ def rotated(store: str) -> tuple[str, str]:
     return put_first(file), str(file)
 
 
-def resealed(store: str, *, show: bool) -> tuple[str, Resealed]:
+def resealed(manner: Manner, store: str) -> tuple[str, Resealed]:
     """Seal all again; return the key that seals, and what became of it."""
     place = open_store(store)
     keyring = Keyring.for_store(place)
-    with bar("sealing", show=show) as seen:
+    with manner.bar("sealing") as seen:
         return keyring.signing[0], reseal(place, keyring, seen)
 
 

@@ -74,7 +74,7 @@ def _copied(
     if "encrypted" in before and "encrypted" not in after:
         manner.note(f"what is encrypted in {here.url} is in the clear in {there.url}")
     move = lazy.copying.Move(here, there, keys, ring, take_over)
-    return lazy.journey.travel(move, going, watched=not manner.json, what="copying").tell(manner)
+    return lazy.journey.travel(manner, move, going, "copying").tell(manner)
 
 
 @options.command("export", short_help="Write sessions or checkpoints into one file.")
@@ -129,7 +129,7 @@ def import_(manner: Manner, /, file: str, trust: bool, take_over: bool, yes: boo
     target.probe()
     move = lazy.copying.Move(origin, target, keys, lazy.keys.Keyring.for_store(target), take_over)
     going = lazy.journey.Luggage.all(origin)
-    journey = lazy.journey.travel(move, going, watched=not manner.json, what="importing")
+    journey = lazy.journey.travel(manner, move, going, "importing")
     if trust and any(any(origin.segments(session)) for session in going.sessions):
         manner.note("the journals in it were left out: only their key could tell whether they are whole")
     return journey.tell(manner)

@@ -10,7 +10,7 @@ import os
 import click
 
 from graflow_ckpt.cli import lazy, options, words
-from graflow_ckpt.cli.terminal import Manner, bar, counter
+from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.errors import BadAddress
 
 
@@ -31,7 +31,7 @@ def backup(manner: Manner, /, file: str, yes: bool, store: str) -> None:
     place = _database(store)
     if os.path.exists(file) and not yes:
         manner.ask(f"Replace {file}?")
-    with bar("copying", show=not manner.json) as progress:
+    with manner.bar("copying") as progress:
         size = lazy.sqlite_care.backup(place, file, progress)
     document = {"store": place, "file": os.path.abspath(file), "bytes": size}
     manner.result(document, f"{place}: {words.size(size)} copied", out=file)
@@ -47,7 +47,7 @@ def vacuum(manner: Manner, /, store: str) -> None:
       graflow-ckpt checkpoints vacuum
     """
     place = _database(store)
-    with bar("giving back", show=not manner.json) as progress:
+    with manner.bar("giving back") as progress:
         done = lazy.sqlite_care.vacuum(place, progress)
     said = f"{place}: {words.size(done.before)} before, {words.size(done.after)} now"
     manner.result({"store": place, "before": done.before, "after": done.after}, said)
@@ -75,7 +75,7 @@ def stats(manner: Manner, /, workflow: str | None, store: str) -> None:
       graflow-ckpt checkpoints stats
       graflow-ckpt checkpoints stats --workflow train --json | jq .ages
     """
-    with bar("looking", show=not manner.json):
+    with manner.bar("looking"):
         found = lazy.display.census_of(store, workflow)
     if manner.json:
         manner.document(lazy.display.census_document(found))
@@ -132,7 +132,7 @@ def audit(manner: Manner, /, store: str) -> int:
       graflow-ckpt checkpoints audit --store sqlite:///runs.db --json
     """
     place = lazy.stores.open_store(store)
-    with counter("looking", show=not manner.json) as seen:
+    with manner.counter("looking") as seen:
         found = lazy.inventory.audit(place, seen)
     orphans = [
         {"kind": one.kind, "name": one.name, "size": one.size, "session": one.session,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from time import monotonic, sleep
@@ -105,24 +106,17 @@ class Overview:
 
     def _queues(self, rows: Iterable[Status], alive: list[PoolFacts]) -> list[Queue]:
         """Return the queues that something waits in, or that a worker serves."""
-        ready: dict[str, int] = {}
-        running: dict[str, int] = {}
+        ready, running, serving = Counter[str](), Counter[str](), Counter[str]()
         for row in rows:
             for name, size in row.queues:
-                ready[name] = ready.get(name, 0) + (0 if row.over else size)
-            for name, count in row.slices:
-                running[name] = running.get(name, 0) + count
-        serving: dict[str, int] = {}
+                ready[name] += 0 if row.over else size
+            running.update(dict(row.slices))
         for pool in alive:
-            for name in pool.queues:
-                serving[name] = serving.get(name, 0) + len(pool.workers)
+            serving.update(dict.fromkeys(pool.queues, len(pool.workers)))
         names = sorted(ready.keys() | serving.keys())
         with translated(self._client.link.address):
             waiting = self._client.carrier.waiting(names)
-        return [
-            Queue(name, ready.get(name, 0), running.get(name, 0), waiting[name], serving.get(name, 0))
-            for name in names
-        ]
+        return [Queue(name, ready[name], running[name], waiting[name], serving[name]) for name in names]
 
 
 _FACTS = ("store", "host", "python", "starts")

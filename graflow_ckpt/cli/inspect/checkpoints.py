@@ -107,7 +107,7 @@ def verify(manner: Manner, /, what: tuple[str, ...], everything: bool, sample: i
     if bool(what) == everything and (what or sample is None):
         raise click.UsageError("Name sessions or checkpoints, or give --all.")
     paths = lazy.display.paths_of(store, what)
-    found = list(lazy.display.verdicts(lazy.display.any_of(paths, sample), show=not manner.json))
+    found = list(lazy.display.verdicts(manner, lazy.display.any_of(paths, sample)))
     bad = sum(verdict.verdict == "bad" for verdict in found)
     rows = [(v.path, v.verdict, words.size(v.size) if v.size is not None else "", v.why) for v in found]
     of = f" of {len(paths)}" if len(found) < len(paths) else ""
@@ -192,9 +192,7 @@ def bisect(manner: Manner, /, session: str, bad: str, everything: bool, store: s
         condition = parse(bad)
     except BadCondition as error:
         raise click.BadParameter(str(error), param_hint="--bad") from error
-    found, between = lazy.comparison.search(
-        store, session, condition, everything=everything, watched=not manner.json
-    )
+    found, between = lazy.comparison.search(manner, store, session, condition, everything=everything)
     if manner.json:
         manner.document(lazy.comparison.bisected_document(session, bad, found, between))
     else:

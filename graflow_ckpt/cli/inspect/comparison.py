@@ -153,14 +153,14 @@ _COLUMNS = ("path", "step", "verdict")
 
 
 def search(
-    where: str, session: str, bad: Condition, *, everything: bool, watched: bool
+    manner: Manner, where: str, session: str, bad: Condition, *, everything: bool
 ) -> tuple[Bisected, Difference | None]:
     """Find the first bad one, and how it differs from the last good one."""
     place = open_store(where)
     keyring = Keyring.for_store(place)
 
     def seen(verdict: Verdict) -> None:
-        if watched and sys.stderr.isatty():
+        if manner.watched:
             sys.stderr.write(f"step {verdict.steps}: {'bad' if verdict.bad else 'good'}\n")
 
     found = bisect(place, keyring, session, bad, everything=everything, seen=seen)

@@ -17,7 +17,7 @@ from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, parse
 from graflow_ckpt.checkpoint.retention import Cut, bytes_of
 from graflow_ckpt.cli import words
 from graflow_ckpt.cli.locate import checkpoint_path, is_path, neither, path_of
-from graflow_ckpt.cli.terminal import counter
+from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.redaction import redacted, redacted_argv
 from graflow_ckpt.stores import open_store, open_store_of, store_of
@@ -205,10 +205,10 @@ def any_of(paths: Sequence[str], count: int | None) -> Sequence[str]:
     return sorted(SystemRandom().sample(paths, count), key=paths.index)
 
 
-def verdicts(paths: Sequence[str], *, show: bool) -> Iterator[CheckpointVerdict]:
+def verdicts(manner: Manner, paths: Sequence[str]) -> Iterator[CheckpointVerdict]:
     """Yield the verdicts; each checkpoint is read once, from end to end."""
     opened = cache(open_store)
-    with counter("verifying", len(paths), show=show and len(paths) > 1) as seen:
+    with manner.counter("verifying", len(paths)) as seen:
         for path in paths:
             try:
                 store = opened(store_of(path))

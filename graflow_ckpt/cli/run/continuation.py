@@ -13,31 +13,14 @@ import click
 
 from graflow_ckpt.checkpoint.manager import CheckpointManager
 from graflow_ckpt.checkpoint.values.codec import encode
-from graflow_ckpt.cli import lazy, options, words
-from graflow_ckpt.cli.locate import (
-    Ambiguous,
-    Place,
-    argv_of,
-    by_session,
-    checkpoint_path,
-    gone_on,
-    in_its_folder,
-    is_kept,
-    is_path,
-    origin_of,
-)
+from graflow_ckpt.cli import lazy, locate, options, words
+from graflow_ckpt.cli.locate import Place
 from graflow_ckpt.cli.overview import overview, standing
 from graflow_ckpt.cli.run import program
 from graflow_ckpt.cli.run.launch import Wishes, conducted, end_owner, is_of_files, launch
 from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.apply import apply
-from graflow_ckpt.core.errors import (
-    BadSessionId,
-    CheckpointError,
-    NoSession,
-    ServerError,
-    SessionError,
-)
+from graflow_ckpt.core.errors import BadSessionId, CheckpointError, NoSession, ServerError, SessionError
 from graflow_ckpt.core.facts import RESULT
 from graflow_ckpt.engine.adopt import Standing, adopt, standing_at
 from graflow_ckpt.engine.context import ExecutionContext, open_session
@@ -56,12 +39,12 @@ class GoneOn(SessionError):
 
 def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: str | None) -> int:
     """Resume; the exit status."""
-    place = in_its_folder(manner, place)
+    place = locate.in_its_folder(manner, place)
     if fork is not None:
         place = forked(place, fork)
     elif place.named:
         _check_not_gone_on(place, rewind)
-        if is_kept(place):
+        if locate.is_kept(place):
             _rewind(manner, place, wishes)
     journal, until_damage = not place.named, wishes.settings.get("until_damage", False)
     state, _ = standing(place.kept_in, place.found, journal=journal, until_damage=until_damage)
@@ -77,8 +60,8 @@ def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: s
         wishes, session=place.session, store=place.store, workflow=place.found.meta["workflow"],
         settings=wishes.settings | {"resume": "must"},
     )  # fmt: skip
-    origin = origin_of(place)
-    if place.named and not is_kept(place):
+    origin = locate.origin_of(place)
+    if place.named and not locate.is_kept(place):
         return _with_its_code(manner, place, wishes, "it lies outside of its session's store")
     if origin.gone:
         return _with_its_code(manner, place, wishes, origin.gone)
@@ -93,7 +76,7 @@ def _with_its_code(manner: Manner, place: Place, wishes: Wishes, why: str) -> in
 
     def execute() -> None:
         main = program.new_main()
-        sys.argv = list(argv_of(place) or [""])
+        sys.argv = list(locate.argv_of(place) or [""])
         context = _context(place, wishes)
         main.__file__ = file = place.found.meta.get("file")
         context.home.program.says(file=file)
@@ -111,7 +94,7 @@ def _context(place: Place, wishes: Wishes) -> ExecutionContext:
     if "settings" not in place.found.meta and any(place.kept_in.segments(place.session)):
         settings = replace(settings, durability="journal")  # an older checkpoint does not say so
     _, settings, store = overrides.apply(metadata.workflow, place.session, settings, place.store)
-    if place.named and not is_kept(place):
+    if place.named and not locate.is_kept(place):
         context.settings = settings
     else:
         context = open_session(context.graph, place.session, settings, store)
@@ -124,7 +107,7 @@ def _context(place: Place, wishes: Wishes) -> ExecutionContext:
 
 
 def _check_not_gone_on(place: Place, rewind: bool) -> None:
-    later = gone_on(place)
+    later = locate.gone_on(place)
     if later and not rewind:
         path = place.found.path
         raise GoneOn(
@@ -154,7 +137,7 @@ def forked(place: Place, new: str, values: Mapping[str, Any] | None = None) -> P
     stands = _standing(place)
     _set(stands, values or {})
     adopt(stands, new, place.kept_in)
-    return by_session(place.store, new)
+    return locate.by_session(place.store, new)
 
 
 def _set(stands: Standing, values: Mapping[str, Any]) -> None:
@@ -198,7 +181,7 @@ def on_fleet(manner: Manner, what: str | None, store: str) -> Handle | None:
     fleet. A server that cannot be asked is an error only if the store does not have it.
     """
     typed = options.typed("store")
-    if what is not None and is_path(what):
+    if what is not None and locate.is_path(what):
         return None  # which session it is of, its file says
     if options.named(manner):
         return _named(manner, what, typed)
@@ -213,7 +196,7 @@ def on_fleet(manner: Manner, what: str | None, store: str) -> Handle | None:
     except BadSessionId:
         return None
     except NoSession:
-        if hits or checkpoint_path(what) is not None:
+        if hits or locate.checkpoint_path(what) is not None:
             return None
         nowhere = lazy.client.unknown(client, what)
         nowhere.message += f" It is neither a checkpoint nor a session nor a workflow in {store} either."
@@ -225,7 +208,7 @@ def on_fleet(manner: Manner, what: str | None, store: str) -> Handle | None:
         return None
     if hits:
         hits.append(f"session {what} at {client.link.address}")
-        raise Ambiguous(
+        raise locate.Ambiguous(
             f"{what!r} may mean: {'; '.join(hits)}.",
             hint="--store takes the one of the store, --url that of the fleet.",
             hits=hits,
@@ -247,7 +230,7 @@ def _in_store(store: str, what: str) -> list[str]:
     return [
         f"session {row.session} of workflow {row.workflow} in {store}"
         for row in rows
-        if row.status == "bad" or not by_session(store, row.session).found.facts.get("redis")
+        if row.status == "bad" or not locate.by_session(store, row.session).found.facts.get("redis")
     ]
 
 

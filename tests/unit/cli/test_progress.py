@@ -100,7 +100,7 @@ def test_an_interrupted_session_is_told_by_the_engine_alone(
 def test_many_checkpoints_in_a_second_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     saves = [event("checkpoint_saved", step, path=f"p{step}", cause="policy") for step in range(1, 200)]
 
-    told_by(PlainLines(Manner(), nothing), event("session_started", 0, **START), *saves, ended("completed"))
+    told_by(PlainLines(Manner(), nothing), begun(), *saves, ended("completed"))
 
     assert 3 <= len(capsys.readouterr().err.splitlines()) < 10
 
@@ -109,7 +109,7 @@ def test_progress_lines_are_few(capsys: pytest.CaptureFixture[str], monkeypatch:
     now = 0.0
     monkeypatch.setattr(progress, "monotonic", lambda: now)
     reporter = PlainLines(Manner(), nothing)
-    reporter(event("session_started", 0, **START))
+    reporter(begun())
     for step in range(1, 112):
         now += 0.1  # eleven seconds in all
         reporter(event("task_started", step - 1, "a"))
@@ -125,7 +125,7 @@ def test_without_progress_there_is_a_start_and_an_end(capsys: pytest.CaptureFixt
     save = event("checkpoint_saved", 1, path="p", cause="policy")
 
     reporter = PlainLines(Manner(), nothing, progress=False)
-    told_by(reporter, event("session_started", 0, **START), save, ended("completed"))
+    told_by(reporter, begun(), save, ended("completed"))
 
     assert len(capsys.readouterr().err.splitlines()) == 2
 
@@ -139,7 +139,7 @@ def test_unfinished_ones_are_mentioned_at_a_fresh_start_only() -> None:
     )
     assert mentioned == []
 
-    told_by(reporter, event("session_started", 0, **START))
+    told_by(reporter, begun())
     assert mentioned == ["s"]
 
 
@@ -158,7 +158,7 @@ def test_json_is_one_document_per_event(capsys: pytest.CaptureFixture[str]) -> N
     manner = Manner()
     manner.json = True
 
-    told_by(JsonLines(manner, nothing), event("session_started", 0, **START), event("task_started", 0, "a"))
+    told_by(JsonLines(manner, nothing), begun(), event("task_started", 0, "a"))
 
     told = capsys.readouterr()
     documents = [json.loads(line) for line in told.out.splitlines()]

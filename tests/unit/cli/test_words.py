@@ -15,7 +15,7 @@ import pytest
 
 from graflow_ckpt.cli import words
 from graflow_ckpt.cli.options import checkpoint_paths, session_names
-from graflow_ckpt.cli.terminal import Manner, bar, clean, counter
+from graflow_ckpt.cli.terminal import Manner, clean
 from graflow_ckpt.core.errors import BadSessionId, GraflowError, InDoubt, SessionBusy
 from graflow_ckpt.core.policy import EitherPolicy, EveryN, EverySeconds, Policy
 from graflow_ckpt.core.protocols import Owner
@@ -323,20 +323,22 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
 def test_on_a_terminal_each_that_is_done_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = screen(monkeypatch)
 
-    with counter("deleting", 4, show=True) as done:
+    with Manner().counter("deleting", 4) as done:
         done("one")
 
     assert "deleting" in seen.getvalue()
     assert "1/4" in seen.getvalue()
 
 
-@pytest.mark.parametrize("show", [True, False])
+@pytest.mark.parametrize("json", [True, False])
 def test_nobody_who_reads_json_or_a_pipe_sees_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], show: bool
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
 ) -> None:
-    seen = None if show else screen(monkeypatch)
+    seen = screen(monkeypatch) if json else None
+    manner = Manner()
+    manner.json = json
 
-    with bar("looking", show=show) as told:
+    with manner.bar("looking") as told:
         told(1, 2)
 
     assert (seen.getvalue() if seen else capsys.readouterr().err) == ""

@@ -10,15 +10,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.config.settings import (
-    FLAGS,
-    FleetSettings,
-    Given,
-    Origin,
-    find,
-    gather,
-    resolve,
-)
+from graflow_ckpt.config.settings import FLAGS, FleetSettings, Given, Origin, find, gather, resolve
 from graflow_ckpt.core.errors import BadSetting
 from graflow_ckpt.links.environment import NAMES, unknown
 

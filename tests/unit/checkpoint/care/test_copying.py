@@ -17,6 +17,7 @@ from graflow_ckpt.checkpoint.care import copying
 from graflow_ckpt.checkpoint.care.copying import Copied, Diverged, Move, survey
 from graflow_ckpt.checkpoint.care.inventory import inventory
 from graflow_ckpt.cli.care.journey import Luggage, travel
+from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.errors import CheckpointError, JournalDamaged, SessionBusy, UnknownKey
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.around.keys import Keyring
@@ -426,7 +427,7 @@ def test_many_sessions_are_copied_with_one_look_at_each_place(
     monkeypatch.setattr(LocalStore, "list", listing)
 
     going = Luggage.all(origin)
-    done = travel(move(origin, target), going, watched=False, what="")
+    done = travel(Manner(), move(origin, target), going, "")
 
     assert {cut.state for cut in done.cuts} == {"copied"}
     assert looks.count(None) == 1

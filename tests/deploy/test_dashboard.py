@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sysconfig
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,10 +17,10 @@ import pytest
 from rq import Queue
 
 from tests.servers import Server, free_port
+from tests.stretch import until
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sysconfig.get_path("scripts")
-PATIENCE = 30.0
 
 
 def command(program: str) -> str:
@@ -53,11 +52,9 @@ def server() -> Iterator[Server]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + PATIENCE
-        while "session-e1t1" not in queue.started_job_registry.get_job_ids():
-            assert time.monotonic() < deadline
-            assert worker.poll() is None
-            time.sleep(0.02)
+        started = queue.started_job_registry
+        until(lambda: "session-e1t1" in started.get_job_ids() or worker.poll() is not None)
+        assert worker.poll() is None
         yield server
         worker.kill()
         worker.wait()
@@ -77,11 +74,8 @@ def dashboard(request: pytest.FixtureRequest, server: Server) -> Iterator[str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + PATIENCE
-    while not answers(port):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
+    until(lambda: answers(port) or process.poll() is not None)
+    assert process.poll() is None
     yield f"http://127.0.0.1:{port}/0/data"
     process.kill()
     process.wait()

@@ -8,7 +8,6 @@ import click
 
 from graflow_ckpt.cli import lazy, options, words
 from graflow_ckpt.cli.terminal import Manner
-from graflow_ckpt.core.facts import check_session_id
 
 
 @options.command("submit")
@@ -37,7 +36,10 @@ from graflow_ckpt.core.facts import check_session_id
 )
 @click.option("--progress/--no-progress", default=True, help="With --wait: show how far it is.")
 @options.of_fleet
-def command(manner: Manner, /, target: str, arguments: tuple[str, ...], **given: Any) -> int:
+def command(
+    manner: Manner, /, target: str, arguments: tuple[str, ...], inputs: dict[str, Any], waits: bool,
+    timeout: float | None, progress: bool, **said: Any,
+) -> int:  # fmt: skip
     """Have a fleet run a program's workflow. Prints the id of the session once it has been accepted.
 
     The program is run up to its first execute() or submit() to see its tasks; no task runs here. Modules
@@ -49,11 +51,9 @@ def command(manner: Manner, /, target: str, arguments: tuple[str, ...], **given:
       graflow-ckpt submit flows.etl:nightly --existing return
       graflow-ckpt submit etl.py -- --verbose   arguments of the program
     """
-    if given["session"] is not None:
-        check_session_id(given["session"])
-    if given["timeout"] is not None and not given["waits"]:
+    if timeout is not None and not waits:
         raise click.UsageError("--timeout is for --wait.")
+    terms = lazy.accepting.Terms(**{name: value for name, value in said.items() if value is not None})
     client = lazy.client.client_of(manner, key=True)
-    waits, timeout, progress = (given.pop(name) for name in ("waits", "timeout", "progress"))
-    handle = lazy.dry_run.submit(manner, client, target, arguments, lazy.dry_run.Wanted(**given), quiet=waits)
+    handle = lazy.dry_run.submit(manner, client, target, arguments, terms, inputs, quiet=waits)
     return lazy.waiting.wait(manner, handle, timeout, progress=progress) if waits else 0

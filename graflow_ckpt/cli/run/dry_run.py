@@ -6,9 +6,9 @@ Compared with a session's saved tasks it is a plan; submitted it is a session of
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,6 +30,7 @@ from graflow_ckpt.frontends.dsl import Workflow
 from graflow_ckpt.frontends.overrides import Planned, overrides
 
 if TYPE_CHECKING:
+    from graflow_ckpt.fleet.accepting import Terms
     from graflow_ckpt.fleet.client import Client
     from graflow_ckpt.fleet.handle import Handle
 
@@ -136,37 +137,22 @@ def _reached(
 # --- submission ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The session as the command line describes it."""
-
-    session: str | None = None
-    existing: str = "refuse"
-    max_steps: int | None = None
-    ttl: float | None = None
-    inputs: dict[str, Any] = field(default_factory=dict)  # Any: JSON
-
-
 def submit(
-    manner: Manner, client: Client, target: str, arguments: Sequence[str], wanted: Wanted, *, quiet: bool
-) -> Handle:
+    manner: Manner, client: Client, target: str, arguments: Sequence[str], terms: Terms,
+    inputs: Mapping[str, Any], *, quiet: bool,
+) -> Handle:  # fmt: skip
     """Make the graph of a program a session of a fleet, which has accepted it when this returns.
 
     What the program would have given the workflow (start, inputs, its session id) counts, where the command
     line does not say otherwise. The id is printed, and nothing but it; `quiet`: not even that.
     """
-
     reached = _submitted(target, arguments)
     workflow: Workflow = reached.workflow
-    terms = lazy.accepting.Terms(
-        wanted.session or workflow.wanted_session,
-        wanted.existing,
-        wanted.max_steps if wanted.max_steps is not None else reached.max_steps,
-        ledger=workflow.ledger,
-    )
-    if wanted.ttl is not None:
-        terms = replace(terms, ttl=wanted.ttl)
-    inputs = {**reached.inputs, **wanted.inputs}
+    terms = replace(
+        terms, session=terms.session or workflow.wanted_session, ledger=workflow.ledger,
+        max_steps=terms.max_steps if terms.max_steps is not None else reached.max_steps,
+    )  # fmt: skip
+    inputs = {**reached.inputs, **inputs}
     try:
         handle = client.submit(workflow.graph, workflow.settings, reached.starts, inputs, terms)
     except SessionExists as error:

@@ -2,7 +2,7 @@
 
     app                     the commands by name, and where errors become messages and statuses
     options words terminal  what is typed, and how a command speaks
-    locate client overview  what a name means, in a store and on a fleet
+    locate client           what there is, and what a name means, in a store and on a fleet
     live progress           what is shown while something runs
     run/                    run, resume, plan
     inspect/                sessions, checkpoints, settings, doctor, completion

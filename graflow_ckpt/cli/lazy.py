@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 __all__ = [
     "accepting", "clearance", "client", "comparison", "continuation", "control", "copying", "disk", "display",
     "dry_run", "examination", "fallback", "fleet_status", "fleet_worker", "health", "inventory", "journey",
-    "keyring", "keys", "launch", "live", "locate", "model", "objects_names", "outlook", "overview", "places",
+    "keyring", "keys", "launch", "live", "locate", "model", "objects_names", "outlook", "places",
     "pool", "postgres_names", "postgres_store", "prefixes", "program", "redis_links", "sqlite_care",
     "sqlite_names", "sqlite_store", "stores", "waiting",
 ]  # fmt: skip
 
 _OWN = {
-    "cli": ("client", "live", "locate", "overview"),
+    "cli": ("client", "live", "locate"),
     "cli.run": ("continuation", "dry_run", "launch", "program"),
     "cli.inspect": ("comparison", "display", "examination"),
     "cli.fleet": ("control", "outlook"),
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from graflow_ckpt import stores
     from graflow_ckpt.checkpoint import model
     from graflow_ckpt.checkpoint.care import copying, inventory
-    from graflow_ckpt.cli import client, live, locate, overview
+    from graflow_ckpt.cli import client, live, locate
     from graflow_ckpt.cli.care import clearance, journey, keyring
     from graflow_ckpt.cli.fleet import control, outlook
     from graflow_ckpt.cli.fleet import wait as waiting

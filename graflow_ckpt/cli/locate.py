@@ -1,30 +1,167 @@
-"""Finding: what a user means by X: the path of a checkpoint, a session, or a workflow.
+"""Sessions of a store: one row for each, and what a user means by X: a path, a session, or a workflow.
 
-All three are tried; more than one hit is an error that lists them, because to guess would mean to
+A row is of metadata and control facts alone. No pickle is opened, values and task data are placeholders:
+nothing can be run with it. What it says of steps and tasks is verified; where nothing verifies, the status
+says so.
+
+Of X all three are tried; more than one hit is an error that lists them, because to guess would mean to
 run something that the user has not asked for. What is found here is verified, and not opened.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
+from typing import Any
 
 import click
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found, expired
 from graflow_ckpt.checkpoint.seals import Keyring
+from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.checkpoint.values import inert
-from graflow_ckpt.cli.overview import UNFINISHED, SessionRow, overview, standing
-from graflow_ckpt.cli.terminal import Manner
-from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, GraflowError, NoSession
+from graflow_ckpt.cli import words
+from graflow_ckpt.cli.terminal import Document, Manner
+from graflow_ckpt.core.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    GraflowError,
+    NoSession,
+    SchemaUnsupported,
+)
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.redaction import HIDDEN
+from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.stores import home_of, open_store, open_store_of
 from graflow_ckpt.stores.places import knows, others
+
+_PLACEHOLDER = ("plain", b"\xc0")
+
+
+def standing(
+    store: CheckpointStore, found: Found, *, journal: bool, until_damage: bool = False
+) -> tuple[SessionState, int]:
+    """Return the state at a cut, with `journal` as the records after it change it; and how many."""
+    state = restore(found.facts, _no_values(found.facts))
+    if not journal:
+        return state, 0
+    session = found.meta["session_id"]
+    at_damage = (lambda error: None) if until_damage else None  # the run itself reports it
+    keys = Keyring.for_store(store)
+    return state, history.replay(store, keys, state, found, session, closed=True, at_damage=at_damage)
+
+
+def _no_values(facts: Document) -> dict[str, Any]:
+    """Return a payload in which nothing has a value."""
+    references = [spec["task_data"]["ref"] for spec in facts["pending_tasks"] if spec["task_data"]]
+    return {
+        "plain": {},
+        "live": {},
+        "appended": {},
+        "data": [_PLACEHOLDER] * (max(references, default=-1) + 1),
+        "tasks": dict.fromkeys(facts["made"], _PLACEHOLDER),
+        "rng": None,
+    }
+
+
+UNFINISHED = ("running", "interrupted", "stopped", "failed", "stalled", "waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """One session."""
+
+    session: str
+    workflow: str
+    status: str
+    steps: int
+    done: int | None
+    pending: int | None
+    checkpoints: int
+    newest: str
+    created_at: str
+    owner: str  # of the process that runs it now, or nothing
+    note: str = ""
+
+    def document(self) -> Document:
+        return {**asdict(self), "owner": self.owner or None, "age": words.seconds_since(self.created_at)}
+
+
+def overview(store: str) -> list[SessionRow]:
+    """Return the sessions of a store, the newest first."""
+    place = open_store(store)
+    counts: dict[str, int] = {}
+    for path, raw in place.list():
+        session = _session_of(path, raw)
+        if session:
+            counts[session] = counts.get(session, 0) + 1
+    keyring = Keyring.for_store(place) if counts else None
+    rows = [_row(place, keyring, session, count) for session, count in counts.items()] if keyring else []
+    return sorted(rows, key=lambda row: row.created_at, reverse=True)
+
+
+def _row(place: CheckpointStore, keyring: Keyring, session: str, count: int) -> SessionRow:
+    holder = place.owner(session)
+    owner = f"{holder.pid}@{holder.host}" if holder is not None else ""
+    reasons: list[str] = []
+    for found in _newest(place, keyring, session):
+        if isinstance(found, SchemaUnsupported):
+            return SessionRow(session, "", "unknown", 0, None, None, count, "", "", owner, found.message)
+        if isinstance(found, CheckpointError):
+            reasons.append(found.message)
+            continue
+        notes = [f"{words.counted(len(reasons), 'newer checkpoint')} bad"] if reasons else []
+        state = _state(place, found, notes)
+        status = status_now(state.status, alive=bool(owner))
+        return SessionRow(
+            session, found.metadata.workflow, status, state.steps, len(state.completed), len(state.specs),
+            count, found.path, found.metadata.created_at, owner, "; ".join(notes),
+        )  # fmt: skip
+    return SessionRow(session, "", "bad", 0, None, None, count, "", "", owner, "; ".join(reasons[:1]))
+
+
+def _newest(place: CheckpointStore, keyring: Keyring, session: str) -> Iterator[Found | CheckpointError]:
+    """Yield the newest cuts; one that a later version has written is the last that is known."""
+    try:
+        yield from (found for _, found in history.newest(place, keyring, session))
+    except SchemaUnsupported as error:
+        yield error
+
+
+def _state(place: CheckpointStore, found: Found, notes: list[str]) -> SessionState:
+    """Return the state with the journal, where there is one and it can be read."""
+    try:
+        state, replayed = standing(place, found, journal=True)
+    except CheckpointError as error:
+        notes.append(error.message)
+        return standing(place, found, journal=False)[0]
+    if replayed:
+        notes.append(f"and {words.counted(replayed, 'journal record')}")
+    return state
+
+
+def status_now(saved: str, *, alive: bool) -> str:
+    """Return what a session that was saved in that status is now."""
+    if saved in ("running", "closing", "failing"):
+        return "running" if alive else "interrupted"
+    return saved
+
+
+def _session_of(path: str, raw: bytes) -> str:
+    """Return the session as an unverified meta claims it."""
+    try:
+        found = json.loads(raw)["session_id"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+    return found if isinstance(found, str) else ""
+
+
+# --- which one is meant ------------------------------------------------------------------
 
 _SUFFIXES = (".meta.json", ".state.json", ".pkl")
 

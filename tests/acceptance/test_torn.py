@@ -23,7 +23,7 @@ from graflow_ckpt.checkpoint import archive, history, journal, model
 from graflow_ckpt.checkpoint.program.program import Program
 from graflow_ckpt.checkpoint.seals import seal
 from graflow_ckpt.checkpoint.snapshot import capture, restore
-from graflow_ckpt.cli.overview import overview
+from graflow_ckpt.cli.locate import overview
 from graflow_ckpt.core.errors import (
     Fenced,
     GraphError,

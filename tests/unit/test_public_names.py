@@ -71,7 +71,7 @@ def test_connecting_names_what_to_install(package: str) -> None:
 
 LOCAL = (
     "live", "care.clearance", "inspect.comparison", "inspect.examination", "locate", "run.continuation",
-    "care.journey", "care.keyring", "run.launch", "overview", "run.dry_run", "inspect.display",
+    "care.journey", "care.keyring", "run.launch", "run.dry_run", "inspect.display",
 )  # fmt: skip
 """Modules that commands about a store load when they do something."""
 

@@ -87,9 +87,9 @@ def _of_store(
     """Return those that are not listed already: a server may have a session and checkpoints of it."""
     rows = [
         row
-        for row in lazy.overview.overview(store)
+        for row in lazy.locate.overview(store)
         if workflow in (None, row.workflow)
-        and (not unfinished or row.status in lazy.overview.UNFINISHED)
+        and (not unfinished or row.status in lazy.locate.UNFINISHED)
         and row.session not in known
     ][:limit]
     if not manner.json:

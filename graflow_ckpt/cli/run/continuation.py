@@ -14,8 +14,7 @@ import click
 from graflow_ckpt.checkpoint.manager import CheckpointManager
 from graflow_ckpt.checkpoint.values.codec import encode
 from graflow_ckpt.cli import lazy, locate, options, words
-from graflow_ckpt.cli.locate import Place
-from graflow_ckpt.cli.overview import overview, standing
+from graflow_ckpt.cli.locate import Place, overview, standing
 from graflow_ckpt.cli.run import program
 from graflow_ckpt.cli.run.launch import Wishes, conducted, end_owner, is_of_files, launch
 from graflow_ckpt.cli.terminal import Manner

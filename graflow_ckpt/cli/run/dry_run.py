@@ -16,8 +16,7 @@ import click
 from graflow_ckpt.checkpoint.program.plan import HINT, Plan, make_plan
 from graflow_ckpt.checkpoint.program.program import CurrentTask, saved_tasks
 from graflow_ckpt.cli import lazy, words
-from graflow_ckpt.cli.locate import Place, ProgramOrigin
-from graflow_ckpt.cli.overview import standing, status_now
+from graflow_ckpt.cli.locate import Place, ProgramOrigin, standing, status_now
 from graflow_ckpt.cli.run import program
 from graflow_ckpt.cli.terminal import Document, Manner
 from graflow_ckpt.core.errors import GraphError, SessionExists

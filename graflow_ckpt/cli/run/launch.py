@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 from graflow_ckpt.cli import words
-from graflow_ckpt.cli.overview import mention
-from graflow_ckpt.cli.progress import Reporter, reporter_for
+from graflow_ckpt.cli.locate import UNFINISHED, overview
+from graflow_ckpt.cli.progress import Reporter, Tally, reporter_for
 from graflow_ckpt.cli.run import program
 from graflow_ckpt.cli.terminal import Manner
-from graflow_ckpt.core.errors import SessionBusy
+from graflow_ckpt.core.errors import GraflowError, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore, Owner
 from graflow_ckpt.frontends.overrides import overrides
 from graflow_ckpt.links.processes import end, is_gone, is_myself, is_near, named, user_of
@@ -74,7 +74,7 @@ def conducted(manner: Manner, wishes: Wishes, body: Callable[[], object], *, wha
     """Run a body that executes a workflow, show what happens, and report its end."""
     if manner.json:
         _set_documents_apart(manner)
-    tell = partial(mention, manner) if wishes.session is None else lambda tally: None
+    tell = partial(_mention, manner) if wishes.session is None else lambda tally: None
     reporter = reporter_for(manner, tell, progress=wishes.progress)
     if wishes.log_level:
         _show_log(wishes.log_level)
@@ -119,6 +119,25 @@ def _concluded(
         sessions = [tally.document() for tally in tallies]
         manner.document({"event": "exit", "code": status, **failure, "sessions": sessions})
     return status
+
+
+def _mention(manner: Manner, tally: Tally) -> None:
+    """Say which session of the workflow could continue, where a new one starts."""
+    try:
+        found = [
+            row
+            for row in overview(tally.store)
+            if row.workflow == tally.workflow and row.session != tally.session and row.status in UNFINISHED
+        ]
+    except GraflowError:
+        return  # the run itself will say what is wrong with the store, if it needs it
+    if found:
+        newest = found[0]
+        more = f" (and {len(found) - 1} more: graflow-ckpt sessions)" if len(found) > 1 else ""
+        manner.note(
+            f"session {newest.session} of {tally.workflow} is {newest.status} at step {newest.steps}{more}; "
+            f"to go on with it: {words.resume_command(newest.session, tally.store)}"
+        )
 
 
 def _set_documents_apart(manner: Manner) -> None:

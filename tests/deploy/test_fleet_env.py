@@ -41,30 +41,28 @@ def fleet_env(clone: Path, *, status: int = 0) -> subprocess.CompletedProcess[st
     return done
 
 
-def made_in(clone: Path) -> dict[str, str]:
+def made_by(clone: Path) -> dict[str, str]:
+    fleet_env(clone)
     return environment((clone / ".env").read_text(encoding="utf-8"))
 
 
 def test_it_writes_what_compose_asks_for(clone: Path, tmp_path: Path) -> None:
-    fleet_env(clone)
+    made = made_by(clone)
 
-    made = made_in(clone)
     assert refusal((ROOT / "docker-compose.yml").read_text(encoding="utf-8"), made, tmp_path) == ""
     assert Keyring.load(made, local=False).ids == (made["GRAFLOW_CKPT_KEY"].partition(":")[0],)
 
 
 def test_the_password_is_no_word_and_needs_no_escape(clone: Path) -> None:
-    fleet_env(clone)
+    made = made_by(clone)
 
-    made = made_in(clone)
     assert re.fullmatch(r"[0-9a-f]{64}", made["GRAFLOW_CKPT_REDIS_PASSWORD"])
     assert made["GRAFLOW_CKPT_REDIS_PASSWORD"] not in made["GRAFLOW_CKPT_KEY"]
 
 
 def test_programs_of_this_machine_find_the_server_of_compose(clone: Path) -> None:
-    fleet_env(clone)
+    made = made_by(clone)
 
-    made = made_in(clone)
     (port,) = document(made)["services"]["redis"]["ports"]
     where = port.rpartition(":")[0]
     assert made["GRAFLOW_CKPT_REDIS_URL"] == f"redis://:{made['GRAFLOW_CKPT_REDIS_PASSWORD']}@{where}/0"
@@ -77,18 +75,15 @@ def test_nobody_else_can_read_it_and_nothing_shows_it(clone: Path) -> None:
     done = fleet_env(clone)
 
     assert stat.S_IMODE((clone / ".env").stat().st_mode) == 0o600
-    for value in made_in(clone).values():
+    for value in environment((clone / ".env").read_text(encoding="utf-8")).values():
         assert value not in done.stdout + done.stderr
 
 
 def test_each_is_fresh(clone: Path) -> None:
-    fleet_env(clone)
-    first = made_in(clone)
+    first = made_by(clone)
     (clone / ".env").unlink()
 
-    fleet_env(clone)
-
-    assert not set(first.values()) & set(made_in(clone).values())
+    assert not set(first.values()) & set(made_by(clone).values())
 
 
 def test_one_that_exists_is_left_alone_and_it_says_what_to_do(clone: Path) -> None:

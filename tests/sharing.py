@@ -105,31 +105,37 @@ def _step(channel: Any) -> None:
     channel.get("opt").step()
 
 
-def _training(optimizer: Callable[[Sequence[Node]], SGD]) -> list[Round]:
+def _beginning(optimizer: Callable[[Sequence[Node]], SGD] = SGD, **more: Callable[[Node], Any]) -> Round:
+    """Sets a model, its optimizer, and what is made of the model under other names."""
+
     def begin(channel: Any) -> None:
         made = model()
         channel.set("model", made)
         channel.set("opt", optimizer(made.edges))
+        for name, make in more.items():
+            channel.set(name, make(made))
 
+    return begin
+
+
+def _first_grows(channel: Any) -> None:
+    channel.get("model").edges[0].value += 1.0
+
+
+def _training(optimizer: Callable[[Sequence[Node]], SGD]) -> list[Round]:
     def both(channel: Any) -> None:
         made = channel.get("model")
         channel.get("opt").step()
         made.value += sum(param.value for param in made.edges)
 
-    return [begin, *[_step, both] * (ROUNDS // 2)]
+    return [_beginning(optimizer), *[_step, both] * (ROUNDS // 2)]
 
 
 def _ema() -> list[Round]:
-    def begin(channel: Any) -> None:
-        made = model()
-        channel.set("model", made)
-        channel.set("opt", SGD(made.edges))
-        channel.set("ema", Average(made))
-
     def update(channel: Any) -> None:
         channel.get("ema").update()
 
-    return [begin, *[_step, update] * (ROUNDS // 2)]
+    return [_beginning(ema=Average), *[_step, update] * (ROUNDS // 2)]
 
 
 def _tied() -> list[Round]:
@@ -212,19 +218,10 @@ def _appended() -> list[Round]:
     def change(channel: Any) -> None:
         channel.get("history")[-3].value *= 2.0
 
-    def step(channel: Any) -> None:
-        channel.get("model").edges[0].value += 1.0
-
-    return [begin, keep, step, alone, keep, step, alone, change, step]
+    return [begin, keep, _first_grows, alone, keep, _first_grows, alone, change, _first_grows]
 
 
 def _none_and_back() -> list[Round]:
-    def begin(channel: Any) -> None:
-        made = model()
-        channel.set("model", made)
-        channel.set("opt", SGD(made.edges))
-        channel.set("params", made.edges)
-
     def none(channel: Any) -> None:
         channel.get("model").edges[0].value += 5.0  # seen under the other names, though this one goes
         channel.set("model", None)
@@ -232,25 +229,19 @@ def _none_and_back() -> list[Round]:
     def back(channel: Any) -> None:
         channel.set("model", Node(0.0, *channel.get("opt").params))
 
+    begin = _beginning(params=lambda made: made.edges)
     return [begin, _step, none, _step, back, _step, none, _step, back, _step]
 
 
 def _replaced() -> list[Round]:
-    def begin(channel: Any) -> None:
-        made = model()
-        channel.set("model", made)
-        channel.set("opt", SGD(made.edges))
-
     def apart(channel: Any) -> None:
         channel.set("model", model())
-
-    def change(channel: Any) -> None:
-        channel.get("model").edges[0].value += 1.0
 
     def again(channel: Any) -> None:
         channel.set("opt", SGD(channel.get("model").edges))
 
-    return [begin, _step, apart, _step, change, _step, again, _step, change, _step]
+    turns = [_step, apart, _step, _first_grows, _step, again, _step, _first_grows, _step]
+    return [_beginning(), *turns]
 
 
 class Fickle:

@@ -177,26 +177,24 @@ def test_a_checkpoint_that_is_not_there_is_a_file_not_found(tmp_path: Path) -> N
         find(tmp_path / "x.pkl")
 
 
-def test_a_changed_meta_is_unsafe(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "other", "words"),
+    [
+        ('"steps":0', '"steps":1', r"x\.pkl: The seal of this checkpoint does not fit"),
+        ('"seal":', '"zeal":', "no seal"),
+    ],
+)
+def test_a_meta_that_was_changed_or_has_no_seal_is_unsafe(
+    tmp_path: Path, text: str, other: str, words: str
+) -> None:
     saved = trios.save(tmp_path)
     meta = tmp_path / "x.meta.json"
-    meta.write_text(meta.read_text().replace('"steps":0', '"steps":1'))
+    meta.write_text(meta.read_text().replace(text, other))
 
-    with pytest.raises(UnsafeCheckpoint, match=r"x\.pkl: The seal of this checkpoint does not fit") as caught:
+    with pytest.raises(UnsafeCheckpoint, match=words) as caught:
         find(saved.path)
 
     assert caught.value.path == saved.path
-
-
-def test_a_meta_without_a_seal_is_unsafe(tmp_path: Path) -> None:
-    saved = trios.save(tmp_path)
-    meta = tmp_path / "x.meta.json"
-    document = json.loads(meta.read_text())
-    del document["seal"]
-    meta.write_text(json.dumps(document))
-
-    with pytest.raises(UnsafeCheckpoint, match="no seal"):
-        find(saved.path)
 
 
 def test_a_foreign_key_is_unknown_by_its_id_and_host(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ GONE: Final[dict[str, str]] = {
 }
 """Released names that were removed, as "module:name", and what to do instead."""
 
-_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 _NOTHING = object()
 _foreign = False
 _writer: ContextVar[str] = ContextVar("graflow_writer", default="")
@@ -64,7 +64,7 @@ def written_by(python: str) -> Iterator[None]:
 def other_python() -> str:
     """The minor version that wrote what is being opened, if it is known and another one than this."""
     minor = ".".join(_writer.get().split(".")[:2])
-    return "" if minor == _PYTHON else minor
+    return "" if minor == PYTHON else minor
 
 
 def place_of(module: str, name: str) -> tuple[str, str]:
@@ -92,7 +92,7 @@ def _builtin_type(name: str) -> Any:
     """A type of Python's own that has no importable name; with that of bytecode every copy of code begins."""
     if name == "CodeType" and (minor := other_python()):
         raise CheckpointError(
-            f"Code that Python {minor} has stored cannot be run by Python {_PYTHON}.",
+            f"Code that Python {minor} has stored cannot be run by Python {PYTHON}.",
             hint=f"Continue with the program, which has the code, or with Python {minor}.",
             python=minor,
         )

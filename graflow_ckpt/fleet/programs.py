@@ -17,8 +17,9 @@ from time import monotonic
 from traceback import extract_tb
 from typing import Any, NamedTuple
 
+from graflow_ckpt._restore import PYTHON
 from graflow_ckpt.checkpoint.program import parcel as parcels
-from graflow_ckpt.checkpoint.program.parcel import PYTHON, Parcel, differing
+from graflow_ckpt.checkpoint.program.parcel import Parcel, differing
 from graflow_ckpt.checkpoint.program.plan import PlanRow
 from graflow_ckpt.checkpoint.program.program import Fingerprint, compare, fingerprints
 from graflow_ckpt.checkpoint.seals import SealedCells, sealed_by

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from blake3 import blake3
 
 from graflow_ckpt import _restore
+from graflow_ckpt._restore import PYTHON
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.program.program import (
     Fingerprint,
@@ -116,7 +117,6 @@ def _has_name(value: Any) -> bool:
 
 
 FORMAT = 1
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _BY_VALUE = b"cloudpickle.cloudpickle"  # what makes functions and classes of what is in the pickle
 
 

@@ -22,13 +22,13 @@ from __future__ import annotations
 import json
 import logging
 import marshal
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from types import CodeType, FunctionType, NoneType
 from typing import Any, Final, Literal, NamedTuple
 
+from graflow_ckpt._restore import PYTHON
 from graflow_ckpt.checkpoint.model import NOT_JSON, Document
 from graflow_ckpt.checkpoint.program.reader import Reader, Reading, digest_of
 from graflow_ckpt.checkpoint.values.codec import NotPlain, encode
@@ -174,9 +174,8 @@ _NOTED = ("running", "failed", "waiting")
 
 # --- fingerprints ----------------------------------------------------------------------
 
-_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _SCHEME = 2  # raise it when the digest of unchanged code changes: saved ones become "unknown"
-_WRITTEN = f"{_PYTHON}/{_SCHEME}"
+_WRITTEN = f"{PYTHON}/{_SCHEME}"
 
 
 class Fingerprint(NamedTuple):
@@ -197,7 +196,7 @@ class Fingerprint(NamedTuple):
             minor, _, scheme = python.partition("/")
             # Of another scheme: kept whole, so that it equals no Python and compares as unknown.
             return cls(minor if scheme == str(_SCHEME) else python, digest, tuple(not_seen))
-        return cls(_PYTHON, digest, tuple(not_seen))
+        return cls(PYTHON, digest, tuple(not_seen))
 
 
 _SIMPLE = frozenset({int, float, str, bytes, bool, NoneType})
@@ -284,7 +283,7 @@ class _Printer:
             digest, reached = self._reach(lead)
             texts.append(digest.hex())
             names |= reached
-        return Fingerprint(_PYTHON, digest_of(texts).hex(), tuple(sorted(names)))
+        return Fingerprint(PYTHON, digest_of(texts).hex(), tuple(sorted(names)))
 
     def _reach(self, helper: object) -> tuple[bytes, frozenset[str]]:
         """Return all that can be reached from a helper, in the order in which it is named. One that is

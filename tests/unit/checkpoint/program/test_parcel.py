@@ -16,9 +16,9 @@ import cloudpickle
 import pytest
 
 from graflow_ckpt import task
+from graflow_ckpt._restore import PYTHON
 from graflow_ckpt.checkpoint.program import parcel as parcels
 from graflow_ckpt.checkpoint.program.parcel import (
-    PYTHON,
     Parcel,
     differing,
     digest_of,

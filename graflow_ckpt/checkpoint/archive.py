@@ -41,13 +41,7 @@ from graflow_ckpt.checkpoint.snapshot import Snapshot
 from graflow_ckpt.checkpoint.values import pickles
 from graflow_ckpt.checkpoint.values.contents import Depositor, alone, put_together
 from graflow_ckpt.checkpoint.values.digest import Digest, DigestingSink, VerifyingSource, fill
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointExpired,
-    CheckpointNotFound,
-    TooLarge,
-    UnsafeCheckpoint,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Lease, PartWriter, Readable, Sink, Source
 from graflow_ckpt.stores.around.encodings import Encoding, Metas, encoding_of
 
@@ -213,14 +207,16 @@ def _digest_of(path: str, meta: Document, part: str) -> Digest:
         found = meta["parts"][part]
         return Digest(int(found["size"]), tuple(found["chunks"]), found.get("plain"))
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointCorrupt(f"Checkpoint {path} does not say what its {part} is.", path=path) from error
+        raise errors.CheckpointCorrupt(
+            f"Checkpoint {path} does not say what its {part} is.", path=path
+        ) from error
 
 
 def _stage_in(path: str, meta: Document) -> str:
     """Return the staging id; it becomes part of names and keys, so it has to look like one."""
     stage = meta.get("stage", "")
     if not isinstance(stage, str) or not _STAGE.fullmatch(stage):
-        raise CheckpointCorrupt(f"Checkpoint {path} names a staging id that is none.", path=path)
+        raise errors.CheckpointCorrupt(f"Checkpoint {path} names a staging id that is none.", path=path)
     return stage
 
 
@@ -240,24 +236,24 @@ def _settled(store: Readable, path: str, read: Callable[[bytes], T], raw: bytes 
     for _ in range(5):
         try:
             meta = store.meta(path) if raw is None else raw
-        except CheckpointNotFound as error:
+        except errors.CheckpointNotFound as error:
             raise expired(store, path) or error from None
         try:
             return read(meta)
-        except CheckpointCorrupt as error:
+        except errors.CheckpointCorrupt as error:
             if store.meta(path) == meta:
                 opening = f"Checkpoint {path} is corrupted or uses an incompatible schema version."
                 if error.message.startswith(opening):
                     raise
-                raise CheckpointCorrupt(opening, hint=str(error), path=path) from error
+                raise errors.CheckpointCorrupt(opening, hint=str(error), path=path) from error
             raw = None
-    raise CheckpointCorrupt(f"Checkpoint {path} changes faster than it can be read.", path=path)
+    raise errors.CheckpointCorrupt(f"Checkpoint {path} changes faster than it can be read.", path=path)
 
 
 def _find(store: Readable, keyring: Keyring, path: str, raw: bytes) -> Found:
     unsafe = store.unsafe(path)
     if unsafe is not None:
-        raise UnsafeCheckpoint(
+        raise errors.UnsafeCheckpoint(
             f"Checkpoint {path} is not opened: {unsafe}.",
             hint="Take the permission away (chmod o-w), after making sure that no other user has used it.",
             path=path,
@@ -266,7 +262,7 @@ def _find(store: Readable, keyring: Keyring, path: str, raw: bytes) -> Found:
     check_schema(path, meta.get("schema_version"))
     try:
         verify(meta, keyring)
-    except UnsafeCheckpoint as error:
+    except errors.UnsafeCheckpoint as error:
         raise type(error)(
             f"Checkpoint {path}: {error.message}", hint=error.hint, path=path, **error.ids
         ) from None
@@ -402,7 +398,7 @@ def check_values(store: Readable, found: Found) -> int:
 # --- what has expired -------------------------------------------------------------------
 
 
-def expired(store: Readable, path: str) -> CheckpointExpired | None:
+def expired(store: Readable, path: str) -> errors.CheckpointExpired | None:
     """Return the error for a path at which nothing is; None: nothing is known of it.
 
     Known by the path alone, which has the time in it, and only where others of its session are: in another
@@ -415,7 +411,7 @@ def expired(store: Readable, path: str) -> CheckpointExpired | None:
     ends = int(own["made"]) + PERIOD.period
     if ends > time.time() or next(iter(store.list(own["session"])), None) is None:
         return None
-    return CheckpointExpired(
+    return errors.CheckpointExpired(
         f"Checkpoint {path} expired at {datetime.fromtimestamp(ends, UTC).isoformat()}. "
         f"Automatic checkpoints expire after {PERIOD.period:.0f} seconds.",
         hint="That is the default; keep= of its workflow or a user by hand may have deleted it earlier. "
@@ -477,7 +473,7 @@ class Meter:
         """Raise TooLarge after a part, if it was one too many."""
         if self.over and not self.spared:
             size, limit = self._mb(self.size), self._mb(self.allowance.limit)
-            raise TooLarge(
+            raise errors.TooLarge(
                 f"Checkpoint size ({size} MB) exceeds limit ({limit} MB). "
                 "Consider reducing context size or increasing limit.",
                 hint="It is max_checkpoint_size_mb. What is large can be kept in a file, and its path here.",

@@ -19,23 +19,17 @@ from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.archive import Found, find
 from graflow_ckpt.checkpoint.model import COUNTS, Lines, document_of, lines_in, named
 from graflow_ckpt.checkpoint.seals import Keyring, sealed_in
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.apply import apply
-from graflow_ckpt.core.errors import (
-    NOT_OPENED,
-    CheckpointError,
-    JournalDamaged,
-    NoGoodCheckpoint,
-    SchemaUnsupported,
-    UnknownKey,
-    UnsafeCheckpoint,
-)
 from graflow_ckpt.core.protocols import Line, Readable
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.stores.around.wrapper import Wrapper
 from graflow_ckpt.stores.files.store import LocalStore
 
 
-def newest(store: Readable, keyring: Keyring, session: str) -> Iterator[tuple[str, Found | CheckpointError]]:
+def newest(
+    store: Readable, keyring: Keyring, session: str
+) -> Iterator[tuple[str, Found | errors.CheckpointError]]:
     """Yield a session's checkpoints of the current line of history, newest first, each verified or with
     the reason why not. SchemaUnsupported at one that a later version has sealed: what is below it is older
     than what the session has done."""
@@ -47,24 +41,24 @@ def newest(store: Readable, keyring: Keyring, session: str) -> Iterator[tuple[st
             continue
         try:
             found = find(store, keyring, path, metas[path])
-        except SchemaUnsupported as error:
+        except errors.SchemaUnsupported as error:
             if sealed_in(metas[path], keyring, session) is not None:
                 raise  # what is newer than this version is not gone back behind
             reason = f"its seal does not hold. It says: {error.message}"
-            forged = UnsafeCheckpoint(  # else any writer's file would stop a session
-                f"Checkpoint {path} is not of a later version: {reason}", hint=NOT_OPENED, path=path
+            forged = errors.UnsafeCheckpoint(  # else any writer's file would stop a session
+                f"Checkpoint {path} is not of a later version: {reason}", hint=errors.NOT_OPENED, path=path
             )
             yield path, forged
-        except CheckpointError as error:
+        except errors.CheckpointError as error:
             yield path, error
         else:
             other = found.meta["session_id"]
             yield path, found if other == session else _of_another(path, other, session)
 
 
-def _of_another(path: str, other: str, session: str) -> UnsafeCheckpoint:
+def _of_another(path: str, other: str, session: str) -> errors.UnsafeCheckpoint:
     """Return the error for a sealed one of another session: else it would be taken for nothing at all."""
-    return UnsafeCheckpoint(
+    return errors.UnsafeCheckpoint(
         f"Checkpoint {path} is one of session {other}: it was put in the place of another.",
         hint=f"Session {session} does not go on from it. Take it away, or give it a name of its own.",
         path=path,
@@ -73,7 +67,7 @@ def _of_another(path: str, other: str, session: str) -> UnsafeCheckpoint:
     )
 
 
-Bad = list[tuple[str, CheckpointError]]
+Bad = list[tuple[str, errors.CheckpointError]]
 """Paths of checkpoints, and why each is not good."""
 
 
@@ -113,12 +107,12 @@ def highest_sequence(store: Readable, session: str) -> int:
     return max((order_of(raw)[1] for _, raw in store.list(session)), default=0)
 
 
-def none_good(session: str, skipped: Bad) -> NoGoodCheckpoint:
+def none_good(session: str, skipped: Bad) -> errors.NoGoodCheckpoint:
     reasons = "; ".join(f"{path}: {error.message}" for path, error in skipped[:3])
-    return NoGoodCheckpoint(
+    return errors.NoGoodCheckpoint(
         f"Session {session} has {len(skipped)} checkpoints and none of them verifies: {reasons}",
         hint=skipped[0][1].hint
-        if all(isinstance(error, (UnknownKey, UnsafeCheckpoint)) for _, error in skipped)
+        if all(isinstance(error, (errors.UnknownKey, errors.UnsafeCheckpoint)) for _, error in skipped)
         else "Nothing was started. Find out more: graflow-ckpt checkpoints verify.",
         session=session,
         skipped=skipped,
@@ -133,7 +127,7 @@ def replay(
     session: str,
     *,
     closed: bool = False,
-    at_damage: Callable[[JournalDamaged], object] | None = None,
+    at_damage: Callable[[errors.JournalDamaged], object] | None = None,
 ) -> int:
     """Apply the journal's records after the cut; return how many. `closed`: open no pickle.
 
@@ -144,7 +138,7 @@ def replay(
         for _, record in records(store, keyring, state.sequence, found, session, closed=closed):
             apply(state, record.ops, record.now)
             applied += 1
-    except JournalDamaged as error:
+    except errors.JournalDamaged as error:
         if at_damage is None:
             raise
         at_damage(error)
@@ -186,7 +180,7 @@ def records(
 
 def newest_path(store: Readable, keyring: Keyring, session: str, beside: str = "") -> str | None:
     """Return the path of a session's newest good checkpoint other than `beside`."""
-    with suppress(SchemaUnsupported):
+    with suppress(errors.SchemaUnsupported):
         return next((found.path for found in good(store, keyring, session) if found.path != beside), None)
     return None
 
@@ -194,7 +188,7 @@ def newest_path(store: Readable, keyring: Keyring, session: str, beside: str = "
 def beside_damaged(store: Readable, keyring: Keyring, path: str) -> str:
     """Return what to say of a damaged checkpoint: the newest good one of its session."""
     own, meta = named(path), None
-    with suppress(CheckpointError):
+    with suppress(errors.CheckpointError):
         meta = document_of(store.meta(path))
     session = str((meta or {}).get("session_id") or (own["session"] if own is not None else ""))
     other = newest_path(store, keyring, session, path) if session else None
@@ -221,7 +215,9 @@ def gone_back(
     for epoch, sequence, path in cuts:
         if is_superseded(former, epoch, sequence):
             continue
-        with suppress(CheckpointError, ValueError, TypeError):  # it is gone, or says nothing that makes sense
+        with suppress(
+            errors.CheckpointError, ValueError, TypeError
+        ):  # it is gone, or says nothing that makes sense
             found = sealed_in((meta or store.meta)(path), keyring, session)
             if found is not None:
                 return (*former, *lines_in(found))

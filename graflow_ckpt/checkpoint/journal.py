@@ -27,13 +27,7 @@ import msgpack
 
 from graflow_ckpt.checkpoint.seals import Chain, Keyring
 from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
-from graflow_ckpt.core.errors import (
-    CheckpointError,
-    JournalDamaged,
-    SchemaUnsupported,
-    UnknownKey,
-    UnsafeCheckpoint,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.stores.around.encodings import AEAD, Records
 
@@ -155,9 +149,9 @@ def unpack(payload: bytes, *, closed: bool = False, python: str = "") -> Record:
             unicode_errors="surrogatepass",
         )
     except (ValueError, TypeError, LookupError, struct.error, msgpack.UnpackException) as error:
-        if isinstance(error, CheckpointError):
+        if isinstance(error, errors.CheckpointError):
             raise
-        raise JournalDamaged(f"A record of a journal cannot be decoded: {error!r}.") from error
+        raise errors.JournalDamaged(f"A record of a journal cannot be decoded: {error!r}.") from error
     return Record(sequence, now, list(ops))
 
 
@@ -212,8 +206,8 @@ def may_be_sealed(keyring: Keyring, session: str, epoch: int, after: int, raw: b
     return Chain(secret, start(session, epoch, after)).check(*found)
 
 
-def unknown_format(session: str, epoch: int, number: bytes) -> SchemaUnsupported:
-    return SchemaUnsupported(
+def unknown_format(session: str, epoch: int, number: bytes) -> errors.SchemaUnsupported:
+    return errors.SchemaUnsupported(
         f"The journal of session {session} (epoch {epoch}) has format {number.decode(errors='replace')}, "
         "which this graflow-ckpt does not know.",
         hint="Upgrade graflow-ckpt here. Nothing was changed.",
@@ -257,8 +251,8 @@ def _opened(records: Records, payload: bytes, session: str, epoch: int, offset: 
         raise damaged(session, epoch, offset, f"a record cannot be decrypted ({error})") from None
 
 
-def _plain(session: str, epoch: int) -> UnsafeCheckpoint:
-    return UnsafeCheckpoint(
+def _plain(session: str, epoch: int) -> errors.UnsafeCheckpoint:
+    return errors.UnsafeCheckpoint(
         f"The journal of session {session} (epoch {epoch}) is not encrypted, and its store is: somebody else "
         "wrote it.",
         hint="Resume from a checkpoint that you name: graflow-ckpt checkpoints list.",
@@ -267,8 +261,8 @@ def _plain(session: str, epoch: int) -> UnsafeCheckpoint:
     )
 
 
-def _unknown(session: str, epoch: int, how: str, key_id: str) -> UnknownKey:
-    return UnknownKey(
+def _unknown(session: str, epoch: int, how: str, key_id: str) -> errors.UnknownKey:
+    return errors.UnknownKey(
         f"The journal of session {session} (epoch {epoch}) is {how} with key {key_id}, "
         "which this machine does not have.",
         hint="Carry the key over (GRAFLOW_CKPT_KEY), or resume from a checkpoint that you name.",
@@ -323,8 +317,8 @@ def _sequence(payload: bytes, unknown: int) -> int:
         return unknown
 
 
-def damaged(session: str, epoch: int, offset: int, why: str) -> JournalDamaged:
-    return JournalDamaged(
+def damaged(session: str, epoch: int, offset: int, why: str) -> errors.JournalDamaged:
+    return errors.JournalDamaged(
         f"The journal of session {session} (epoch {epoch}) is damaged at byte {offset}: {why}.",
         hint=f"Use what stands before it: graflow-ckpt resume {session} --until-damage (in a program: "
         "until_damage=True). Or resume from a checkpoint that you name: graflow-ckpt checkpoints list.",

@@ -20,13 +20,7 @@ from graflow_ckpt.checkpoint.care.resealing import check_parts, put_sealed
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata, parse
 from graflow_ckpt.checkpoint.retention import DEFAULT, Cut, KeepLast, OfAll, Retention
 from graflow_ckpt.checkpoint.seals import Keyring
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
-    MetadataChanged,
-    NotStorable,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.redaction import redacted
 from graflow_ckpt.stores import home_of, open_store, open_store_of
 from graflow_ckpt.stores.around.encodings import Metas
@@ -72,7 +66,7 @@ class CheckpointManager:
         context: ExecutionContext
         try:
             found, context = archive.load(place, keyring, checkpoint_path)
-        except CheckpointCorrupt as error:
+        except errors.CheckpointCorrupt as error:
             error.hint = f"{error.hint} {history.beside_damaged(place, keyring, checkpoint_path)}".strip()
             raise
         return context.resumed(found, home_of(found.metadata.home) or place.url), found.metadata
@@ -91,7 +85,7 @@ class CheckpointManager:
             try:
                 meta = metas.revealed(path, parse(path, raw, ".meta.json"))[0]
                 found.append(CheckpointMetadata.from_document(path, meta))
-            except CheckpointError as error:
+            except errors.CheckpointError as error:
                 log.warning("%s", error)
         last: dict[str, str] = {}  # sessions by their last cut; within one the clock says nothing
         for metadata in found:
@@ -105,7 +99,7 @@ class CheckpointManager:
         place = open_store(store)
         found = history.newest_good(place, Keyring.for_store(place), session_id)
         if found is None:
-            raise CheckpointNotFound(f"Session {session_id} has no checkpoint.", session=session_id)
+            raise errors.CheckpointNotFound(f"Session {session_id} has no checkpoint.", session=session_id)
         return found.path
 
     @classmethod
@@ -154,7 +148,7 @@ class CheckpointManager:
         changes = check_metadata(changes)
         for name, value in changes.items():
             if redacted({name: value}) != {name: value}:
-                raise NotStorable(
+                raise errors.NotStorable(
                     f"metadata[{name!r}] looks like a secret, and would be stored in clear.",
                     hint="Give it when the checkpoint is taken: context.checkpoint(metadata=...).",
                     path=f"metadata[{name!r}]",
@@ -165,7 +159,7 @@ class CheckpointManager:
             meta = archive.find(place, keyring, path, raw).meta
             read = (metadata.checkpoint_id, redacted(metadata.user_metadata))
             if (meta["checkpoint_id"], meta["user_metadata"]) != read:
-                raise MetadataChanged(
+                raise errors.MetadataChanged(
                     f"The metadata of checkpoint {path} were changed by another process meanwhile.",
                     hint="Read them again (CheckpointManager.verify), and decide anew.",
                     path=path,

@@ -35,15 +35,7 @@ from blake3 import blake3
 from graflow_ckpt.checkpoint.model import Document, document_of
 from graflow_ckpt.checkpoint.values.codec import check_budget
 from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
-from graflow_ckpt.core.errors import (
-    NOT_OPENED,
-    CheckpointCorrupt,
-    CheckpointError,
-    GraflowError,
-    TooLarge,
-    UnknownKey,
-    UnsafeCheckpoint,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.facts import RESULT, Cell, Live
 from graflow_ckpt.stores.around.keys import Keyring, local_key_path, uses_local_key
 from graflow_ckpt.stores.files.mounts import TABLE, file_system, kind_at, mounted
@@ -82,7 +74,7 @@ def verify(meta: Meta, keyring: Keyring) -> None:
     """Check that the meta was sealed with a key of the ring and is unchanged; raise if not."""
     key_id, found = meta.get("key_id"), meta.get("seal")
     if not isinstance(key_id, str) or not isinstance(found, str) or not found.isascii():
-        raise UnsafeCheckpoint(
+        raise errors.UnsafeCheckpoint(
             "This checkpoint has no seal: any program could have written it, so it is not opened.",
             hint="If you know where it comes from: graflow-ckpt trust PATH shows it and seals it.",
         )
@@ -90,7 +82,7 @@ def verify(meta: Meta, keyring: Keyring) -> None:
     if secret is None:
         host = meta.get("host")
         made = f" on {host}" if isinstance(host, str) and host else ""
-        raise UnknownKey(
+        raise errors.UnknownKey(
             f"This checkpoint was sealed with key {key_id}{made}, which is not among the keys here.",
             hint="Either carry that key over (GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE),"
             " or look at it and seal it with yours: graflow-ckpt trust PATH",
@@ -100,11 +92,13 @@ def verify(meta: Meta, keyring: Keyring) -> None:
     try:
         expected = _seal_of(meta, secret)
     except (ValueError, TypeError) as error:
-        raise CheckpointCorrupt(f"The meta of this checkpoint is not what was written: {error}.") from error
+        raise errors.CheckpointCorrupt(
+            f"The meta of this checkpoint is not what was written: {error}."
+        ) from error
     if not compare_digest(found, expected):
-        raise UnsafeCheckpoint(
+        raise errors.UnsafeCheckpoint(
             f"The seal of this checkpoint does not fit: its meta was changed after key {key_id} sealed it.",
-            hint=NOT_OPENED,
+            hint=errors.NOT_OPENED,
             key_id=key_id,
         )
 
@@ -117,7 +111,7 @@ def sealed_bytes(meta: Meta, keyring: Keyring, path: str) -> bytes:
     """Return a meta as it is stored, sealed. Refuse one that no reader would take."""
     found = json.dumps(seal(meta, keyring), separators=(",", ":")).encode()
     if len(found) > META_LIMIT:
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"Checkpoint {path} was not written: its metadata have {len(found)} bytes, and the limit is "
             f"{META_LIMIT}.",
             hint="Keep large values in the session (set, or a task's result), and only short ones here.",
@@ -131,7 +125,7 @@ def sealed_in(raw: bytes, keyring: Keyring, session: str | None = None) -> Docum
     """Return the meta of these bytes; None if they are damaged, no seal of it holds, or it is of another
     session."""
     meta = document_of(raw)
-    with suppress(CheckpointError):
+    with suppress(errors.CheckpointError):
         if meta is not None and session in (None, meta.get("session_id")):
             verify(meta, keyring)
             return meta
@@ -209,7 +203,7 @@ class SealedCells:
         else:
             data = self.seal(live_bytes(cell.value, name), place or _place_of(name))
         if len(data) > self._limit:
-            raise TooLarge(
+            raise errors.TooLarge(
                 f"{name} takes {_size(len(data))}; a value of this session may take {_size(self._limit)}.",
                 hint="Keep it in a file or an object store and pass its address on, or submit with a larger "
                 "value_limit (bytes).",
@@ -230,9 +224,9 @@ class SealedCells:
         try:
             return Live(load_live(pickle))
         except _OF_CLASSES as error:
-            if isinstance(error, GraflowError):
+            if isinstance(error, errors.GraflowError):
                 raise
-            raise CheckpointError(
+            raise errors.CheckpointError(
                 f"{name} of session {self._session.decode()} cannot be restored: {error!r}.",
                 hint="Its class has raised that when the value was put together again.",
                 path=name,
@@ -242,7 +236,7 @@ class SealedCells:
         """Return a pickle with the proof of its maker."""
         if self._keyring is None:
             session = self._session.decode()
-            raise UnsafeCheckpoint(
+            raise errors.UnsafeCheckpoint(
                 f"Session {session} is to keep a pickle in Redis, and no key is set to seal it with.",
                 hint="Make one (graflow-ckpt key new) and set GRAFLOW_CKPT_KEY everywhere, or _KEY_FILE.",
                 session=session,
@@ -254,7 +248,7 @@ class SealedCells:
     def open(self, name: str, data: bytes, place: str) -> bytes:
         """Return the pickle behind a seal that holds."""
         if data[:1] != LIVE:
-            raise UnsafeCheckpoint(
+            raise errors.UnsafeCheckpoint(
                 f"{name} of session {self._session.decode()} is not opened: it has no seal.",
                 hint="A program without the key has written it.",
                 session=self._session.decode(),
@@ -267,14 +261,14 @@ class SealedCells:
         )
         secret = self._keyring.secret(key_id) if self._keyring is not None else None
         if secret is None:
-            raise UnknownKey(
+            raise errors.UnknownKey(
                 f"{name} of session {self._session.decode()} is sealed with key {key_id}, which is not here.",
                 hint="Carry that key over: GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE.",
                 key_id=key_id,
                 session=self._session.decode(),
             )
         if not compare_digest(self._mac(key_id, secret, place, pickle), mac):
-            raise UnsafeCheckpoint(
+            raise errors.UnsafeCheckpoint(
                 f"{name} of session {self._session.decode()} is not opened: its seal does not hold.",
                 hint="A program without the key has written it, it was moved from elsewhere, or a version of "
                 "graflow-ckpt has made it that sealed no places.",

@@ -39,13 +39,7 @@ from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.retention import IN_SESSION, Cut, by_session
 from graflow_ckpt.checkpoint.seals import Keyring, sealed_bytes, sealed_in
 from graflow_ckpt.checkpoint.values.contents import Bringing, pour, shares
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
-    JournalDamaged,
-    SessionError,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Readable, Sink, Source
 from graflow_ckpt.stores.around.encodings import Metas, encoding_of
 from graflow_ckpt.stores.names import META, PARTS, base_of
@@ -65,11 +59,11 @@ _NOTHING: Final[Tail] = (0, [])
 State = Literal["copied", "there", "gone", "superseded", "bad"]
 
 
-class Diverged(SessionError):
+class Diverged(errors.SessionError):
     """The session has continued at the target in another way than at the origin."""
 
 
-class Overtaken(CheckpointError):
+class Overtaken(errors.CheckpointError):
     """The newest checkpoint was pruned before it was copied; the journal is of no use without it."""
 
 
@@ -81,7 +75,7 @@ class Copied:
     state: State
     size: int = 0
     target: str = ""
-    error: CheckpointError | None = None
+    error: errors.CheckpointError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +86,9 @@ class Moved:
     cuts: tuple[Copied, ...]
     records: int = 0  # of its journal
     running: bool = False  # at the origin: what it does from now on is not in the copy
-    error: CheckpointError | None = None  # why the target lacks the journal, and resumes from the newest cut
+    error: errors.CheckpointError | None = (
+        None  # why the target lacks the journal, and resumes from the newest cut
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +107,7 @@ class Move:
         try:
             taking = partial(self._pass_on, path, lease)
             copied = archive.taken(self.origin, self.keys, path, taking, shares=shares(self.target))
-        except CheckpointNotFound:
+        except errors.CheckpointNotFound:
             copied = Copied(path, "gone")
         self.seen(copied)
         return copied
@@ -154,7 +150,7 @@ class Move:
             self.seen(copied)
         if nothing_new:
             return Moved(session, tuple(done), 0, running)
-        lacking: CheckpointError | None = None
+        lacking: errors.CheckpointError | None = None
         above = max(_highest(self.origin, self.keys, cuts), _highest(self.target, self.ring, there))
         lease = self._own(session, above)
         try:
@@ -163,7 +159,7 @@ class Move:
             for cut in going:
                 try:
                     done.append(self.cut(cut.path, lease))
-                except CheckpointError as error:
+                except errors.CheckpointError as error:
                     done.append(Copied(cut.path, "bad", error=error))
                     self.seen(done[-1])
             try:
@@ -175,7 +171,7 @@ class Move:
                         path=going[-1].path,
                     )
                 count = self._copy_journal(session, lease, journal)
-            except CheckpointError as why:  # a store that keeps none, or one that is damaged
+            except errors.CheckpointError as why:  # a store that keeps none, or one that is damaged
                 count, lacking = 0, why
         finally:
             lease.release()
@@ -241,7 +237,7 @@ class Move:
                 return lease
             lease.release()
             if above - lease.epoch > _OWNERS:
-                raise CheckpointError(
+                raise errors.CheckpointError(
                     f"A checkpoint of session {session} claims to be of owner {above}: none gets that far.",
                     hint="Its metadata were changed. With its key, only it would be left out.",
                     session=session,
@@ -249,9 +245,9 @@ class Move:
                 )
 
     def _is_there(
-        self, session: str, going: Sequence[Cut], there: Sequence[Cut], journal: Tail | CheckpointError
+        self, session: str, going: Sequence[Cut], there: Sequence[Cut], journal: Tail | errors.CheckpointError
     ) -> bool:
-        if isinstance(journal, CheckpointError):
+        if isinstance(journal, errors.CheckpointError):
             return False  # what is wrong with a journal is reported when it is copied
         known = {(cut.id, target_path(self.target, cut.path)) for cut in there}
         wanted = [(cut.id, target_path(self.target, cut.path)) for cut in going]
@@ -261,7 +257,7 @@ class Move:
             return False
         try:
             return journal[1] == tail(self.target, self.ring, session)[1]
-        except CheckpointError:
+        except errors.CheckpointError:
             return False
 
     def _check_same_line(self, session: str, ours: Sequence[Cut], theirs: Sequence[Cut]) -> None:
@@ -286,8 +282,8 @@ class Move:
         """Return the origin, named for every host: a folder of that name is another one on another host."""
         return self.origin.url if self.origin.shared else f"{platform.node()} {self.origin.url}"
 
-    def _copy_journal(self, session: str, lease: Lease, found: Tail | CheckpointError) -> int:
-        if isinstance(found, CheckpointError):
+    def _copy_journal(self, session: str, lease: Lease, found: Tail | errors.CheckpointError) -> int:
+        if isinstance(found, errors.CheckpointError):
             raise found
         after, payloads = found
         if not payloads and not any(self.target.segments(session)):
@@ -331,7 +327,7 @@ def unreadable(known: Inventory) -> list[Copied]:
     """Return what cannot be copied, since it is not known what it is."""
     error = "The metadata of {} cannot be read."
     return [
-        Copied(cut.path, "bad", error=CheckpointCorrupt(error.format(cut.path), path=cut.path))
+        Copied(cut.path, "bad", error=errors.CheckpointCorrupt(error.format(cut.path), path=cut.path))
         for cut in known.unreadable
     ]
 
@@ -346,7 +342,7 @@ def _highest(place: Readable, keys: Keyring | None, cuts: Sequence[Cut]) -> int:
 
 def _sealed(place: Readable, keys: Keyring, path: str) -> Document | None:
     """Return the meta that is there; None if there is none whose seal holds."""
-    with suppress(CheckpointError):
+    with suppress(errors.CheckpointError):
         meta = sealed_in(place.meta(path), keys)
         return Metas(place, keys).shown(path, meta) if meta is not None else None
     return None  # gone
@@ -378,7 +374,7 @@ def _check_older(where: str, former: Document, meta: Document) -> None:
         return int(one["epoch"]), int(one["sequence"])
 
     if former.get("session_id") != meta.get("session_id") or age(former) >= age(meta):
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"{where} is another checkpoint than the one that would be copied there.",
             hint="Delete it, or copy into another place.",
             path=where,
@@ -390,7 +386,7 @@ def _check_older(where: str, former: Document, meta: Document) -> None:
 
 def at_one_moment(
     place: Readable, keys: Keyring | None, session: str, known: Inventory | None, *, running: bool
-) -> tuple[Tail | CheckpointError, Inventory]:
+) -> tuple[Tail | errors.CheckpointError, Inventory]:
     """Return the journal of a session, or what is wrong with it, and its cuts of then or later: a cut takes
     the place of the records before it, and without it those after it are of no use.
 
@@ -398,11 +394,11 @@ def at_one_moment(
     """
     before = known if known is not None else inventory(place, session)
     while True:
-        journal: Tail | CheckpointError = _NOTHING
+        journal: Tail | errors.CheckpointError = _NOTHING
         if keys is not None:  # records are sealed one after the other: none can be checked without
             try:
                 journal = tail(place, keys, session)
-            except CheckpointError as why:
+            except errors.CheckpointError as why:
                 journal = why
         if known is not None and not running and journal == _NOTHING:
             return journal, known
@@ -428,7 +424,7 @@ def tail(place: Readable, keys: Keyring, session: str) -> Tail:
         good = list(islice(history.good(place, keys, session), 2))
         try:
             after, payloads = _after(place, keys, session, good[0] if good else None)
-        except JournalDamaged:
+        except errors.JournalDamaged:
             if turn == _TURNS - 1:
                 raise
             continue  # cut again meanwhile, and what was before it dropped
@@ -436,7 +432,7 @@ def tail(place: Readable, keys: Keyring, session: str) -> Tail:
             return after, payloads
         try:
             earlier, longer = _after(place, keys, session, good[1])
-        except JournalDamaged:
+        except errors.JournalDamaged:
             return after, payloads
         ahead = after - earlier
         return (earlier, longer) if ahead >= 0 and longer[ahead:] == payloads else (after, payloads)

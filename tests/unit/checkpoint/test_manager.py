@@ -12,16 +12,7 @@ import pytest
 
 from graflow_ckpt import CheckpointManager, ExecutionContext
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointExpired,
-    CheckpointNotFound,
-    MetadataChanged,
-    NoGoodCheckpoint,
-    NotStorable,
-    SessionBusy,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
@@ -50,7 +41,7 @@ def names(found: list[Any]) -> list[str]:
 def test_metadata_that_json_cannot_hold_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     context = ExecutionContext.create(trios.graph(), "a", session_id="s", store=str(tmp_path))
 
-    with pytest.raises(NotStorable, match=r"metadata\['loss'\]"):
+    with pytest.raises(errors.NotStorable, match=r"metadata\['loss'\]"):
         CheckpointManager.create_checkpoint(context, metadata={"loss": float("inf")})
 
     assert list(tmp_path.iterdir()) == []
@@ -72,7 +63,7 @@ def test_a_copy_elsewhere_belongs_to_the_store_that_it_was_written_in(tmp_path: 
 def test_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "x.pkl").mkdir()
 
-    with pytest.raises(CheckpointError):
+    with pytest.raises(errors.CheckpointError):
         CheckpointManager.resume_from_checkpoint(str(tmp_path / "x.pkl"))
 
 
@@ -108,14 +99,16 @@ def test_the_latest_is_the_newest_good_one(folder: Path) -> None:
 
 
 def test_there_is_no_latest_of_a_session_without_checkpoints(folder: Path) -> None:
-    with pytest.raises(CheckpointNotFound, match="Session nobody has no checkpoint"):
+    with pytest.raises(errors.CheckpointNotFound, match="Session nobody has no checkpoint"):
         CheckpointManager.get_latest("nobody", store=str(folder))
 
 
 def test_there_is_no_latest_if_none_is_good(folder: Path) -> None:
     (folder / "session_t_step_1_17-1.state.json").unlink()
 
-    with pytest.raises(NoGoodCheckpoint, match="Session t has 1 checkpoints and none of them verifies"):
+    with pytest.raises(
+        errors.NoGoodCheckpoint, match="Session t has 1 checkpoints and none of them verifies"
+    ):
         CheckpointManager.get_latest("t", store=str(folder))
 
 
@@ -173,7 +166,7 @@ def test_of_two_who_have_read_the_same_one_is_refused(store: CheckpointStore) ->
     found = kept(store, {"n": 1})
     CheckpointManager.update_metadata(found, {"n": 2})
 
-    with pytest.raises(MetadataChanged):
+    with pytest.raises(errors.MetadataChanged):
         CheckpointManager.update_metadata(found, {"n": 3})
 
     assert CheckpointManager.verify(found.path).user_metadata == {"n": 2}
@@ -183,14 +176,14 @@ def test_one_that_was_written_anew_meanwhile_is_another_one(store: CheckpointSto
     found = kept(store, {"n": 1})
     kept(store, {"n": 1})
 
-    with pytest.raises(MetadataChanged):
+    with pytest.raises(errors.MetadataChanged):
         CheckpointManager.update_metadata(found, {"n": 2})
 
 
 def test_while_somebody_runs_the_session_it_is_his(store: CheckpointStore) -> None:
     found = kept(store, {"n": 1})
 
-    with owning(store), pytest.raises(SessionBusy):
+    with owning(store), pytest.raises(errors.SessionBusy):
         CheckpointManager.update_metadata(found, {"n": 2})
 
 
@@ -198,10 +191,10 @@ def test_what_json_cannot_hold_and_what_is_damaged_is_not_written(tmp_path: Path
     store = LocalStore(tmp_path)
     found = kept(store, {"n": 1})
 
-    with pytest.raises(NotStorable):
+    with pytest.raises(errors.NotStorable):
         CheckpointManager.update_metadata(found, {"when": object()})
     Path(found.path.replace(".pkl", ".state.json")).write_text("{}")
-    with pytest.raises(CheckpointCorrupt):
+    with pytest.raises(errors.CheckpointCorrupt):
         CheckpointManager.update_metadata(found, {"n": 2})
 
     assert store.owner("s") is None
@@ -213,8 +206,8 @@ def test_what_json_cannot_hold_and_what_is_damaged_is_not_written(tmp_path: Path
 LONG_AGO = 1_700_000_000
 
 
-def asked(folder: Path, name: str) -> CheckpointNotFound:
-    with pytest.raises(CheckpointNotFound) as missing:
+def asked(folder: Path, name: str) -> errors.CheckpointNotFound:
+    with pytest.raises(errors.CheckpointNotFound) as missing:
         CheckpointManager.resume_from_checkpoint(f"{folder}/{name}")
     return missing.value
 
@@ -224,7 +217,7 @@ def test_one_that_was_too_old_has_expired(tmp_path: Path) -> None:
 
     error = asked(tmp_path, f"session_s_step_3_{LONG_AGO}-3.pkl")
 
-    assert isinstance(error, CheckpointExpired)
+    assert isinstance(error, errors.CheckpointExpired)
     assert error.message == (
         f"Checkpoint {tmp_path}/session_s_step_3_{LONG_AGO}-3.pkl expired at 2023-11-21T22:13:20+00:00. "
         "Automatic checkpoints expire after 604800 seconds."
@@ -240,4 +233,4 @@ def test_one_that_is_young_or_was_named_or_whose_session_is_not_here_is_not_foun
         "best.pkl",
         f"session_t_step_3_{LONG_AGO}-3.pkl",
     ):
-        assert type(asked(tmp_path, name)) is CheckpointNotFound
+        assert type(asked(tmp_path, name)) is errors.CheckpointNotFound

@@ -21,13 +21,7 @@ from graflow_ckpt.checkpoint.seals import (
     sealed_bytes,
     verify,
 )
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    TooLarge,
-    UnknownKey,
-    UnsafeCheckpoint,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.facts import Live
 from graflow_ckpt.stores.around.keys import Keyring
 
@@ -69,7 +63,7 @@ def test_a_changed_meta_does_not_verify(meta: dict[str, Any], data: st.DataObjec
     changed = {**sealed, key: value}
 
     if json.dumps(changed, sort_keys=True) != json.dumps(sealed, sort_keys=True):
-        with pytest.raises(UnsafeCheckpoint):
+        with pytest.raises(errors.UnsafeCheckpoint):
             verify(changed, RING)
 
 
@@ -77,7 +71,7 @@ def test_a_field_that_was_taken_away_does_not_verify() -> None:
     sealed = seal(META, RING)
     del sealed["sequence"]
 
-    with pytest.raises(UnsafeCheckpoint, match="does not fit"):
+    with pytest.raises(errors.UnsafeCheckpoint, match="does not fit"):
         verify(sealed, RING)
 
 
@@ -112,7 +106,7 @@ def test_an_old_key_of_the_ring_verifies() -> None:
 def test_an_unknown_key_is_named_with_its_host_and_both_ways_on() -> None:
     sealed = seal(META, Keyring({"other": b"2" * 32}))
 
-    with pytest.raises(UnknownKey) as caught:
+    with pytest.raises(errors.UnknownKey) as caught:
         verify(sealed, RING)
 
     assert (caught.value.key_id, caught.value.host) == ("other", "box")
@@ -121,19 +115,19 @@ def test_an_unknown_key_is_named_with_its_host_and_both_ways_on() -> None:
 
 
 def test_a_key_of_the_same_name_with_another_secret_does_not_verify() -> None:
-    with pytest.raises(UnsafeCheckpoint, match="does not fit"):
+    with pytest.raises(errors.UnsafeCheckpoint, match="does not fit"):
         verify(seal(META, Keyring({"k1": b"2" * 32})), RING)
 
 
 @pytest.mark.parametrize("seal_of", [None, 7, "", "é", "00" * 32])
 def test_a_seal_of_any_other_form_is_refused(seal_of: Any) -> None:
     for key_id in ("k1", None, 5):
-        with pytest.raises(UnsafeCheckpoint):
+        with pytest.raises(errors.UnsafeCheckpoint):
             verify({**META, "seal": seal_of, "key_id": key_id}, RING)
 
 
 def test_a_meta_that_cannot_be_written_as_json_is_corrupt() -> None:
-    with pytest.raises(CheckpointCorrupt):
+    with pytest.raises(errors.CheckpointCorrupt):
         verify({**seal(META, RING), "x": float("nan")}, RING)
 
 
@@ -176,7 +170,7 @@ def test_the_seals_of_a_chain_never_change() -> None:
 def test_metadata_that_no_reader_would_take_are_refused_when_they_are_written() -> None:
     ring = Keyring({"k1": b"1" * 32})
 
-    with pytest.raises(CheckpointError, match=r"its metadata have \d+ bytes, and the limit is"):
+    with pytest.raises(errors.CheckpointError, match=r"its metadata have \d+ bytes, and the limit is"):
         sealed_bytes({"user_metadata": {"text": "x" * META_LIMIT}}, ring, "a.pkl")
 
     assert len(sealed_bytes({"user_metadata": {"text": "x"}}, ring, "a.pkl")) < 1000
@@ -215,12 +209,12 @@ def test_no_pickle_is_opened_whose_seal_does_not_hold() -> None:
 
     for data in (changed, of_another):
         with pytest.raises(
-            UnsafeCheckpoint, match="value of session s is not opened: its seal does not hold"
+            errors.UnsafeCheckpoint, match="value of session s is not opened: its seal does not hold"
         ):
             cells.unpack("value", data)
-    with pytest.raises(UnknownKey, match="sealed with key two, which is not here"):
+    with pytest.raises(errors.UnknownKey, match="sealed with key two, which is not here"):
         cells.unpack("value", SealedCells("s", OTHERS).seal(bomb, "=value"))
-    with pytest.raises(UnknownKey):
+    with pytest.raises(errors.UnknownKey):
         SealedCells("s", None).unpack("value", sealed)
 
 
@@ -232,7 +226,7 @@ def test_a_cell_opens_in_its_own_place_only() -> None:
         sealed = cells.seal(pickle.dumps(Bomb()), place)
         assert cells.open("it", sealed, place)
         for other in places - {place}:
-            with pytest.raises(UnsafeCheckpoint, match="its seal does not hold"):
+            with pytest.raises(errors.UnsafeCheckpoint, match="its seal does not hold"):
                 cells.open("it", sealed, other)
 
 
@@ -243,18 +237,20 @@ def test_a_value_is_in_the_place_of_its_name_and_results_share_one() -> None:
     result = cells.unpack("a.__result__", cells.pack("its result", Live([1]), "result"))
     assert isinstance(result, Live)
     assert result.value == [1]
-    with pytest.raises(UnsafeCheckpoint):
+    with pytest.raises(errors.UnsafeCheckpoint):
         cells.unpack("b", cells.pack("a", Live(Bomb())))
 
 
 @pytest.mark.parametrize("data", [b"", pickle.dumps(1), LIVE, LIVE + b"\x03one", LIVE + b"\xffone"])
 def test_what_has_no_whole_seal_is_refused(data: bytes) -> None:
-    with pytest.raises(UnsafeCheckpoint, match=r"with key|not hold" if data[:1] == LIVE else "has no seal"):
+    with pytest.raises(
+        errors.UnsafeCheckpoint, match=r"with key|not hold" if data[:1] == LIVE else "has no seal"
+    ):
         SealedCells("s", KEYS).open("the program", data, "program")
 
 
 def test_without_a_key_nothing_is_sealed_and_the_error_says_how() -> None:
-    with pytest.raises(UnsafeCheckpoint, match="graflow-ckpt key new"):
+    with pytest.raises(errors.UnsafeCheckpoint, match="graflow-ckpt key new"):
         SealedCells("s", None).seal(b"pickle", "=value")
 
 
@@ -263,7 +259,7 @@ def test_what_is_too_large_is_refused_with_its_size_and_the_limit() -> None:
 
     for cell in (bytes(5_001), Live(list(range(5_000)))):
         with pytest.raises(
-            TooLarge, match=r"rows takes \d+ bytes; a value of this session may take 5000"
+            errors.TooLarge, match=r"rows takes \d+ bytes; a value of this session may take 5000"
         ) as raised:
             cells.pack("rows", cell)
         assert (raised.value.path, raised.value.limit) == ("rows", 5_000)
@@ -282,5 +278,5 @@ def test_what_a_class_raises_when_it_is_restored_is_said_with_the_name_of_the_va
     picky.__dict__["a"] = 1
     cells = SealedCells("s", KEYS)
 
-    with pytest.raises(CheckpointError, match=r"value of session s cannot be restored: ValueError"):
+    with pytest.raises(errors.CheckpointError, match=r"value of session s cannot be restored: ValueError"):
         cells.unpack("value", cells.pack("value", Live(picky)))

@@ -61,7 +61,6 @@ class ExecutionContext:
         *,
         settings: Settings | None = None,
         store: str = "checkpoints",
-        state: SessionState | None = None,
         auto_checkpoint_interval: int | None = None,
     ) -> None:
         self.graph = graph
@@ -72,7 +71,7 @@ class ExecutionContext:
         if not self.named and self.settings.durability == "auto":
             self.settings = replace(self.settings, durability="checkpoint")
         self.session_id = check_session_id(session_id or uuid.uuid4().hex[:12])
-        self.session = MemorySession(state or SessionState(self.session_id))
+        self.session = MemorySession(SessionState(self.session_id))
         written = Written(self.settings.workflow, self.settings.program)
         self.home = Home(open_store(store), self.session_id, written)
         self.executed_by: type[Execution] | None = None  # None: by this process alone
@@ -312,10 +311,10 @@ class ExecutionContext:
         self.note_checkpoint(saved)
         return saved.path, saved
 
-    def schedule_start(self, starts: tuple[str, ...] = ()) -> None:
+    def schedule_start(self) -> None:
         """Queue the start of a session that has never run; of two processes that try one does."""
-        if starts or not self.graph.routes:
-            self.graph.compile(starts or self.state.starts or self.graph.roots())
+        if not self.graph.routes:
+            self.graph.compile(self.state.starts or self.graph.roots())
         if self.session.head.next_key == 1:
             self.home.schedule(self)
 

@@ -189,10 +189,10 @@ class Cutter:
                     cause = BUDGET if self._auto else "journal"
                     self._cut("policy" if self._policy_due else cause, {"auto": True})
 
-    def now(self, cause: str, user: dict[str, Any] | None = None, path: str | None = None) -> Any:
+    def now(self, cause: str, user: dict[str, Any]) -> Any:
         """Cut at once, outside of a run's commits; None if something is on loan."""
         with self.session.still() as still:
-            return self.save(cause, user, path) if still else None
+            return self.save(cause, user, None) if still else None
 
     def final(self, cause: str) -> Any:
         """Take the last cut of a run; a failure is an event here too."""

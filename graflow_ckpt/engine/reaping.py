@@ -19,7 +19,6 @@ from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.links.processes import is_gone
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.redis.facts import RedisFacts
-from graflow_ckpt.sessions.redis.keys import RENEW, keys_of
 from graflow_ckpt.sessions.redis.ops import Cells
 from graflow_ckpt.sessions.redis.session import PATIENCE, RedisSession
 
@@ -116,18 +115,16 @@ class Kept:
 
 
 class Keeper:
-    """A thread that renews the lease of the slice that its process runs, on a connection of its own.
+    """A thread that renews the lease of the slice that its process runs, on another connection than that.
 
     One per process; it starts with the first lease. It also learns first that a token is void or that the
     session was cancelled, and calls for help where work waits while a long body runs: the slice itself could
     only say so with its next commit.
     """
 
-    def __init__(self, link: RedisLink, lease: float) -> None:
-        self._link = link
+    def __init__(self, lease: float) -> None:
         self._lease = lease
         self._often = min(lease / 3, NEWS)
-        self._renew = link.script(RENEW)
         self._kept: Kept | None = None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -182,8 +179,7 @@ class Keeper:
         now, session = monotonic(), kept.session
         if now >= kept.renew_at:
             kept.renew_in(self._often)
-            key = keys_of(session.id) + "c"
-            status = self._renew([key], [session.token, session.sender, int(self._lease * 1000)]).decode()
+            status = session.renew(self._lease)
             if status != "running" and self._kept is kept:
                 kept.on_news(status)
             kept.look_around()

@@ -249,18 +249,13 @@ def report_settings(context: ExecutionContext) -> None:
     """Log how the settings differ from those of the checkpoint, and which of those no checkpoint keeps."""
     assert context.found is not None
     session, stored = context.session_id, context.found.meta.get("settings")
-    changed = context.settings.differences(stored)
-    if changed:
-        log.warning(
-            "session %s continues with other settings: %s", session, "; ".join(changed),
-            extra={"session": session},
-        )  # fmt: skip
     missing = set((stored or {}).get("lost", ())) - set(context.settings.document().get("lost", ()))
-    if missing:
-        log.warning(
-            "session %s continues without what no checkpoint keeps: %s", session, ", ".join(sorted(missing)),
-            extra={"session": session},
-        )  # fmt: skip
+    for how, found in (
+        ("with other settings", "; ".join(context.settings.differences(stored))),
+        ("without what no checkpoint keeps", ", ".join(sorted(missing))),
+    ):
+        if found:
+            log.warning("session %s continues %s: %s", session, how, found, extra={"session": session})
 
 
 def remake_tasks(context: ExecutionContext) -> None:

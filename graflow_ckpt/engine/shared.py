@@ -306,7 +306,7 @@ class SharedExecution(Execution):
         self.home: SharedHome = seat.home
         self._outside: RedisSession = seat.session
         self._link, self._cells = self.home.facts.link, self.home.cells
-        self._keeper = Keeper(self._link, LEASE)
+        self._keeper = Keeper(LEASE)
         self._part: Part | None = None
 
     def _close(self) -> None:

@@ -83,7 +83,7 @@ class Worker:
         self.lease = lease
         self.budget = budget
         self.programs = Programs(link, keyring)
-        self.keeper = Keeper(link, lease)
+        self.keeper = Keeper(lease)
         self.draining = False
         self.worn = False  # a body that cannot be ended is still running here: the process should be replaced
         self.leaving = False  # what runs has been released: whatever the body says now does not count

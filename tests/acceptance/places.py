@@ -150,7 +150,8 @@ class InRedis(Workflow):
         for name, value in (inputs or {}).items():
             context.channel.set(name, value)
         if names and context.state.next_key == 1:
-            context.schedule_start(names)
+            context.graph.compile(names)
+            context.schedule_start()
         return context
 
     def _renew(self) -> None:

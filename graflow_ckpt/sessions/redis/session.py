@@ -44,7 +44,7 @@ from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.wire import Script, Wire
 from graflow_ckpt.sessions.protocol import Found, MadeSoFar, Post
 from graflow_ckpt.sessions.redis import ops as codec
-from graflow_ckpt.sessions.redis.keys import CREATE, READ, STEP, keys_of, wrong_keys
+from graflow_ckpt.sessions.redis.keys import CREATE, READ, RENEW, STEP, keys_of, wrong_keys
 from graflow_ckpt.sessions.redis.ops import Arg, Cells, arguments, claim_of, in_full, strictly, turn
 from graflow_ckpt.sessions.redis.tables import Counters, counters_of, gone, read_line, read_state
 
@@ -148,6 +148,12 @@ class RedisSession:
     def posts_by(self, post: Post) -> None:
         """Give `post` the tokens that have to be carried, from here on."""
         self.post = post
+
+    def renew(self, seconds: float) -> str:
+        """Renew the lease of its token, from any thread: the session's status, or "fenced" or "gone"."""
+        words: list[Arg] = [self.token, self.sender, int(seconds * 1000)]
+        status: bytes = self._link.script(RENEW)([self._key], words)
+        return status.decode()
 
     def retire(self) -> None:
         """Note that another process has taken the token."""

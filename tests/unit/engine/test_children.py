@@ -425,16 +425,6 @@ def test_a_task_made_in_a_loop_is_asked_for() -> None:
     assert ("is_made", "made") in asked
 
 
-def test_a_change_of_what_was_to_be_looked_at_is_found_in_the_child() -> None:
-    def body(context) -> None:
-        context.get_channel().get("box", readonly=True).items.append(2)
-
-    (kind, error), _ = attempted(body, {}, {"read": (Live(Box(1)), 1, ())})
-
-    assert kind == "failed"
-    assert error.name == "box"
-
-
 def test_a_context_counts_attempts_that_the_state_does_not_know_of() -> None:
     outcome, _ = attempted(lambda context: context.attempt, {}, {}, ("context", 4))
 

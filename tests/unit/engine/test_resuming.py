@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 
-from graflow_ckpt import CheckpointManager, EveryTask, WorkflowEngine, task, workflow
+from graflow_ckpt import CheckpointManager, EveryTask, WorkflowEngine
 from graflow_ckpt.core.errors import (
     GraphChanged,
     NoSession,
@@ -81,35 +81,13 @@ def test_a_stopped_session_goes_on_in_a_new_context_with_a_larger_limit() -> Non
 
 def versions(change: str, changed: Any = None) -> Any:
     """A chain of three of which the second fails at first; then mended, or the first one changed."""
-    with workflow("w", session_id="s", changed=changed) as flow:
-        if change == "first":
 
-            @task
-            def a() -> int:
-                return 100
-        else:
+    def fails(a: int) -> int:
+        raise OSError("not yet")
 
-            @task
-            def a() -> int:
-                return 1
-
-        if change == "":
-
-            @task
-            def b(a: int) -> int:
-                raise OSError("not yet")
-        else:
-
-            @task
-            def b(a: int) -> int:
-                return a + 10
-
-        @task
-        def c(b: int) -> int:
-            return b + 1000
-
-        a >> b >> c
-    return flow
+    first = (lambda: 100) if change == "first" else (lambda: 1)
+    second = fails if change == "" else (lambda a: a + 10)
+    return chain(a=first, b=second, c=lambda b: b + 1000, session_id="s", changed=changed)
 
 
 @pytest.fixture

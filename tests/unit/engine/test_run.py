@@ -501,17 +501,6 @@ def test_aexecute_runs_coroutines_on_the_callers_loop_and_lets_it_go_on() -> Non
     assert ticks > 10
 
 
-def test_execute_in_a_running_loop_does_not_wait_for_that_loop() -> None:
-    async def main() -> Any:
-        async def a() -> str:
-            await asyncio.sleep(0.01)
-            return "ran"
-
-        return chain(a).execute()
-
-    assert asyncio.run(main()) == "ran"
-
-
 def test_two_aexecutes_run_side_by_side() -> None:
     async def main() -> list[Any]:
         meeting = asyncio.Barrier(2)

@@ -228,7 +228,8 @@ EVERY = [
     "stopped -> running", "failed -> running", "handed out", "held back by the cap",
     "held back by max_steps", "promoted", "how direct", "how pass", "how skip", "how jump", "how lost",
     "sent again", "too late", "Fenced", "WriteConflict",
-    "another's claim given back", "of another history", "robbed", "reaped", "rewritten", "bundles",
+    "another's claim given back", "another's claim ended", "of another history", "robbed", "reaped",
+    "rewritten", "bundles",
 ]  # fmt: skip
 """What has to have happened in enough moves."""
 

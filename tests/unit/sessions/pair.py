@@ -168,6 +168,31 @@ class Pair:
         assert dump(self.state) == before
         self.counts[error.__name__] += 1
 
+    def refuse_around(self, choose: Chooser, at: int) -> None:
+        """A claim that has ended or never was, and a base of another time are refused, whatever is beside."""
+        state = self.state
+        key = choose.one([*state.claimed, 0, state.next_key])
+        ended: Op = ("end", key, state.next_claim, "completed", b"\xc0")
+        self.refuse(at, self._around(choose, ended), Fenced)
+        if state.values:
+            name = choose.one(sorted(state.values))
+            stale: Op = ("put", name, b"\x05", state.values[name][1] + choose.one([-1, 1]))
+            self.refuse(at, self._around(choose, stale), WriteConflict)
+
+    def _around(self, choose: Chooser, bad: Op) -> list[Op]:
+        ops = transition(choose, self.state, [], self.now)
+        at = choose.one(range(len(ops) + 1))
+        return [*ops[:at], bad, *ops[at:]]
+
+    def steal(self, choose: Chooser) -> None:
+        """The model knows one sender only: that a claim is another's nothing but Redis refuses."""
+        sender = self.senders[0]
+        claims = [(k, n) for k, n in self.state.claimed.items() if self.holder.get(k) is not sender]
+        if claims and not sender.retired:
+            with pytest.raises(Fenced):
+                sender.commit([("end", *choose.one(claims), "completed", b"\xc0"), ("claim", 1)])
+            self.counts["another's claim ended"] += 1
+
     def reap(self, at: int, kind: str) -> None:
         """The sender has died; somebody outside gives back what it held, and it comes back."""
         dead = self.senders[at]
@@ -312,6 +337,7 @@ _KINDS = ["commit"] * 16 + [
     "again",
     "again",
     "refused",
+    "theft",
     "reap",
     "another",
     "rob",
@@ -330,11 +356,9 @@ def play(pair: Pair, choose: Chooser, moves: int) -> None:
             case "again":
                 pair.send_again(at)
             case "refused":
-                bad: Op = ("end", choose.one([*pair.state.claimed, 0]), 0, "completed", b"")
-                pair.refuse(at, [*transition(choose, pair.state, [], pair.now), bad], Fenced)
-                stale: Op = ("put", choose.one(NAMES), b"", 0)
-                if stale[1] in pair.state.values:
-                    pair.refuse(at, [*transition(choose, pair.state, [], pair.now), stale], WriteConflict)
+                pair.refuse_around(choose, at)
+            case "theft":
+                pair.steal(choose)
             case "reap":
                 pair.reap(choose.one([0, 1]), choose.one(["release", "doubt", "quarantine"]))
             case "history":

@@ -41,14 +41,13 @@ from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.protocol import MadeSoFar
 from graflow_ckpt.sessions.redis.facts import SharedFacts
-from graflow_ckpt.sessions.redis.ops import Cells
 from graflow_ckpt.sessions.redis.session import POLL, RedisSession
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.context import ExecutionContext
     from graflow_ckpt.engine.coroutines import Loop
 
-log = logging.getLogger("graflow_ckpt.checkpoint")
+log = logging.getLogger("graflow_ckpt.engine")
 
 _PAGE = 1000  # tasks made at run time that are read at once
 
@@ -179,11 +178,11 @@ class SharedHost(RunHost):
 
     def __init__(
         self, graph: TaskGraph, session: RedisSession, announcer: Announcer, inbox: Inbox, home: SharedHome,
-        cells: Cells, made: Made | None = None, context: ExecutionContext | None = None,
+        made: Made | None = None, context: ExecutionContext | None = None,
     ) -> None:  # fmt: skip
         super().__init__(graph, session, home, announcer, inbox, context=context)
         self._shared, self._facts = session, home.facts
-        self._cells = cells
+        self._cells = home.cells
         self.made = made or Made()
 
     def _reserved(self, metadata: dict[str, Any]) -> CheckpointMetadata:
@@ -252,7 +251,7 @@ class Part:
 
     def __init__(
         self, session: RedisSession, graph: TaskGraph, bindings: dict[str, Binding], settings: Settings,
-        home: SharedHome, cells: Cells, keeper: Keeper, *,
+        home: SharedHome, keeper: Keeper, *,
         context: ExecutionContext | None = None, loop: Loop | None = None, slots: int | None = None,
         made: Made | None = None, join: Callable[[MadeSoFar, Sequence[str]], None] | None = None,
         after_body: Callable[[], None] = lambda: None,
@@ -264,7 +263,7 @@ class Part:
         self._keeper = keeper
         self._on_lost = on_lost
         self.announcer, self.inbox = Announcer(session, settings.observers), Inbox()
-        self.host = SharedHost(graph, session, self.announcer, self.inbox, home, cells, made, context)
+        self.host = SharedHost(graph, session, self.announcer, self.inbox, home, made, context)
         session.when_made(join or self.host.made_since)
         self.cuts = SharedCuts(session, settings, home, self.announcer.emit, after_body, on_saved)
         invoker = Invoker(graph, session, settings, self.host, bindings, loop=loop)
@@ -305,7 +304,7 @@ class SharedExecution(Execution):
         seat: Any = context  # typed for sessions in this process
         self.home: SharedHome = seat.home
         self._outside: RedisSession = seat.session
-        self._link, self._cells = self.home.facts.link, self.home.cells
+        self._at = self.home.facts.link, context.session_id, self.home.cells
         self._keeper = Keeper(LEASE)
         self._part: Part | None = None
 
@@ -346,13 +345,13 @@ class SharedExecution(Execution):
         mine = self.home.facts.begin(json.dumps(asdict(myself()), separators=(",", ":")), LEASE)
         if mine is None:  # others have brought it to its end meanwhile
             return False
-        self._set_up(RedisSession(self._link, self._outside.id, self._cells, *mine), bindings)
+        self._set_up(RedisSession(*self._at, *mine), bindings)
         return True
 
     def _reopen(self, start: str | None) -> None:
         """Start it, start elsewhere, or continue."""
         context, was = self.context, self.context.status
-        release_the_dead(self._link, self._outside.id, self._cells)
+        release_the_dead(*self._at)
         state = context.state
         if was == "running" and state.status == "paused":  # a task has taken its last worker down
             raise paused(state.session, state.reason)
@@ -404,7 +403,7 @@ class SharedExecution(Execution):
     def _set_up(self, mine: RedisSession, bindings: dict[str, Binding]) -> None:
         context, home = self.context, self.home
         part = self._part = Part(
-            mine, self.graph, bindings, self.settings, home, self._cells, self._keeper,
+            mine, self.graph, bindings, self.settings, home, self._keeper,
             context=context, loop=self._loop, on_saved=context.note_checkpoint,
         )  # fmt: skip
         self._run = part.run
@@ -412,7 +411,7 @@ class SharedExecution(Execution):
         if self.stop.signal is not None:
             part.inbox.stop()
         # once a second: what dead workers held can be claimed again
-        look_around = partial(release_the_dead, self._link, mine.id, self._cells, patience=0.0)
+        look_around = partial(release_the_dead, *self._at, patience=0.0)
         part.keep(lambda: None, look_around)
         if self.settings.observers:
             home.join_trace()

@@ -218,7 +218,7 @@ class Slice:
             settings = replace(settings, observers=observers)
         self._surroundings = Surroundings()
         self._part = Part(
-            session, loaded.graph, loaded.bindings, settings, home, cells, worker.keeper,
+            session, loaded.graph, loaded.bindings, settings, home, worker.keeper,
             slots=1, made=loaded.made, join=self._made_since, after_body=self._surroundings.put_back,
             on_lost=worker.lost,
         )  # fmt: skip

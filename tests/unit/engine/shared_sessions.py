@@ -31,10 +31,10 @@ def context_of(url: str, *tasks: Any, session: str | None = "s", **options: Any)
     )
 
 
-def home_of(context: Any) -> SharedHome:
+def home_of(context: Any, cells: Any = None) -> SharedHome:
     """What another process that works on the session has of its checkpoints."""
     home, said = context.home, Written(cwd=None, argv=())
-    another = SharedHome(home.facts.link, context.session_id, home.cells, home.store, None, said)
+    another = SharedHome(home.facts.link, "s", cells or home.cells, home.store, None, said)
     another.describe(context.graph, context.settings)
     return another
 

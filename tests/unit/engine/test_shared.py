@@ -43,8 +43,8 @@ class Worker:
         self.graph.compile(self.graph.roots())
         self.cells = Counting("s", Keyring.load(local=False))
         self.holder = Holder(self.context)
-        session, home = self.holder.session, home_of(self.context)
-        self.host = SharedHost(self.graph, session, Announcer(session, ()), Inbox(), home, self.cells)
+        session, home = self.holder.session, home_of(self.context, self.cells)
+        self.host = SharedHost(self.graph, session, Announcer(session, ()), Inbox(), home)
         session.when_made(self.host.made_since)
 
     def make(self, *tasks: Task) -> None:

@@ -1,9 +1,9 @@
 """WorkflowEngine: takes a session from where it is to where it ends, and leaves it resumable.
 
-    is it over? -> check the graph -> own the session -> plan -> run -> last cut -> result, or the task's error
+    is it over? -> check the graph -> own it -> plan -> run -> last cut -> result, or the task's error
 
-An Execution is one call of execute, wherever the session's tables are. How it is owned, begun and left is said
-by an OwnExecution for a session of this process, by a SharedExecution (shared.py) for one in Redis.
+An Execution is one call of execute, wherever the tables are. How a session is owned, begun and left is said
+by OwnExecution for one of this process, by SharedExecution (shared.py) for one in Redis.
 
 A session that keeps nothing touches no disk: the folder, the key and the lease are taken when
 the session may be resumed later (a session id, a policy, a journal, a task that asks for a

@@ -1,4 +1,4 @@
-"""Resuming: from the newest good cut and its journal to a state that can continue, and the program with it.
+"""Resuming: from the newest good cut and its journal to a state that can continue, and its program.
 
 1 newest meta whose seal and digests hold     4 values
 2 control facts                               5 journal records of the same line

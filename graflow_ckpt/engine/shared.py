@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program.plan import make_plan
-from graflow_ckpt.checkpoint.program.program import current_tasks, saved_tasks, unpack_task
+from graflow_ckpt.checkpoint.program.program import saved_tasks, unpack_task
 from graflow_ckpt.core import errors
 from graflow_ckpt.core.decide import ANSWERS
 from graflow_ckpt.core.facts import Cell, Claim, Done, Failed, Op, Outcome, Request
@@ -379,7 +379,8 @@ class SharedExecution(Execution):
         if known is None or known.get("summary") == self.home.program.known.facts["summary"]:
             return []
         facts = resuming.facts_of({"graph": known}, state, state.claimed)
-        plan = make_plan(saved_tasks(facts), current_tasks(self.graph), self.settings.changed)
+        tasks = self.home.program.tasks_of(self.graph)
+        plan = make_plan(saved_tasks(facts), tasks, self.settings.changed)
         resuming.accept(plan, state.session)
         ops = resuming.changes_of(self.graph, plan)
         if ops and (others := self.home.facts.workers()):

@@ -301,7 +301,7 @@ class OwnExecution(Execution):
         plan = self._plan()
         resuming.remake_tasks(context)
         self._line = resuming.continuing_line(context, context.state)
-        ops = resuming.reopen(context, plan, epoch, context.state.max_steps, died=died)
+        ops = resuming.reopen(context, plan, epoch, died=died)
         if context.state.gap is not None:
             log.warning(
                 "session %s: what followed a change of %r was not saved, and runs again: %s",

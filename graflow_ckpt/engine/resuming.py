@@ -265,13 +265,11 @@ def remake_tasks(context: ExecutionContext) -> None:
         context.graph.extend(spawner, task, before)
 
 
-def reopen(
-    context: ExecutionContext, plan: Plan, epoch: int, max_steps: int | None, *, died: bool = True
-) -> list[Op]:
+def reopen(context: ExecutionContext, plan: Plan, epoch: int, *, died: bool) -> list[Op]:
     """Return the transition with which a new owner continues, or, if none has died, the same one."""
     going_on, failing = _in_doubt(context, plan.rerun | plan.recalled | plan.dropped, died)
-    limit = max_steps if max_steps is not None else context.state.max_steps
-    return [*changes_of(context.graph, plan), *going_on, ("reopen", epoch, limit), *failing]
+    again: Op = ("reopen", epoch, context.state.max_steps)
+    return [*changes_of(context.graph, plan), *going_on, again, *failing]
 
 
 def changes_of(graph: TaskGraph, plan: Plan) -> list[Op]:

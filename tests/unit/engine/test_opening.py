@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.core.errors import GraphChanged, GraphError, InDoubt, SessionBusy, SessionError
+from graflow_ckpt.core.errors import GraphError, InDoubt, SessionBusy, SessionError
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.sessions.redis.tables import read_state
@@ -28,45 +28,6 @@ def stopped(url: str) -> None:
     context.execute()
     assert RAN == ["a"]
     RAN.clear()
-
-
-def test_a_task_that_has_not_run_may_have_changed(redis_url: str) -> None:
-    stopped(redis_url)
-
-    context_of(redis_url, named("a"), named("b", 7), named("c")).execute(max_steps=9)
-
-    assert sorted(RAN) == ["b", "c"]
-
-
-def test_a_completed_task_that_changed_is_refused_with_the_table(redis_url: str) -> None:
-    stopped(redis_url)
-
-    with pytest.raises(GraphChanged, match=r"a \(changed") as refusal:
-        context_of(redis_url, named("a", 7), named("b"), named("c")).execute(max_steps=9)
-
-    assert "a" in str(refusal.value.table)
-    assert RAN == []
-
-
-def test_with_reuse_its_result_is_kept(redis_url: str) -> None:
-    stopped(redis_url)
-
-    changed = context_of(redis_url, named("a", 7), named("b"), named("c"), settings=Settings(changed="reuse"))
-    changed.execute(max_steps=9)
-
-    assert sorted(RAN) == ["b", "c"]
-    assert changed.get_result("a") == 1
-    context_of(redis_url, named("a", 7), named("b"), named("c")).execute()  # which is the program now
-
-
-def test_with_rerun_it_runs_again(redis_url: str) -> None:
-    stopped(redis_url)
-
-    changed = context_of(redis_url, named("a", 7), named("b"), named("c"), settings=Settings(changed="rerun"))
-    changed.execute(max_steps=9)
-
-    assert sorted(RAN) == ["a", "b", "c"]
-    assert changed.get_result("a") == 7
 
 
 def test_nothing_is_run_again_while_somebody_works_on_it(redis_url: str) -> None:

@@ -9,14 +9,16 @@ from typing import Any
 import numpy
 import pytest
 
-from graflow_ckpt import CheckpointManager, EveryTask, WorkflowEngine
+from graflow_ckpt import CheckpointManager, EveryTask, WorkflowEngine, workflow
 from graflow_ckpt.core.errors import (
     GraphChanged,
     NoSession,
     SessionCancelled,
     SessionExists,
 )
+from tests.acceptance.places import Make, in_redis
 from tests.loops import chain, pair
+from tests.servers import Server
 
 # --- the words of resume= --------------------------------------------------------------
 
@@ -79,7 +81,13 @@ def test_a_stopped_session_goes_on_in_a_new_context_with_a_larger_limit() -> Non
 # --- changed code ----------------------------------------------------------------------
 
 
-def versions(change: str, changed: Any = None) -> Any:
+@pytest.fixture(params=["memory", "redis"])
+def make(request: pytest.FixtureRequest, redis_url: str, redis_server: Server) -> Make:
+    """What makes workflows: of sessions in this process, or in Redis."""
+    return workflow if request.param == "memory" else in_redis(redis_server.client())
+
+
+def versions(make: Make, change: str, changed: Any = None) -> Any:
     """A chain of three of which the second fails at first; then mended, or the first one changed."""
 
     def fails(a: int) -> int:
@@ -87,32 +95,34 @@ def versions(change: str, changed: Any = None) -> Any:
 
     first = (lambda: 100) if change == "first" else (lambda: 1)
     second = fails if change == "" else (lambda a: a + 10)
-    return chain(a=first, b=second, c=lambda b: b + 1000, session_id="s", changed=changed)
+    return chain(a=first, b=second, c=lambda b: b + 1000, make=make, session_id="s", changed=changed)
 
 
 @pytest.fixture
-def failed() -> None:
+def failed(make: Make) -> None:
     with pytest.raises(OSError, match="not yet"):
-        versions("").execute()
+        versions(make, "").execute()
 
 
 @pytest.mark.usefixtures("failed")
-def test_a_failed_task_that_was_mended_goes_on_with_the_same_command() -> None:
-    assert versions("second").execute() == 1011
+def test_a_failed_task_that_was_mended_goes_on_with_the_same_command(make: Make) -> None:
+    assert versions(make, "second").execute() == 1011
 
 
 @pytest.mark.usefixtures("failed")
-def test_a_completed_task_that_changed_is_refused_with_the_table() -> None:
+def test_a_completed_task_that_changed_is_refused_with_the_table(make: Make) -> None:
     with pytest.raises(GraphChanged, match="--changed=rerun") as refused:
-        versions("first").execute()
+        versions(make, "first").execute()
 
     assert "a" in str(refused.value.table)
 
 
 @pytest.mark.usefixtures("failed")
 @pytest.mark.parametrize(("changed", "result"), [("reuse", 1011), ("rerun", 1110)])
-def test_changed_reuse_keeps_the_result_and_rerun_makes_it_again(changed: str, result: int) -> None:
-    assert versions("first", changed).execute() == result
+def test_changed_reuse_keeps_the_result_and_rerun_makes_it_again(
+    make: Make, changed: str, result: int
+) -> None:
+    assert versions(make, "first", changed).execute() == result
 
 
 # --- named checkpoints -----------------------------------------------------------------

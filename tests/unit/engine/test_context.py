@@ -25,6 +25,7 @@ from graflow_ckpt.core.policy import EveryN
 from graflow_ckpt.core.task import BestEffort, Group, Options, Task
 from graflow_ckpt.engine.attempt import digest_of
 from graflow_ckpt.engine.settings import Settings
+from tests.acceptance.places import Make
 from tests.loops import chain
 
 
@@ -58,13 +59,27 @@ def context(graph: TaskGraph, tmp_path: Path) -> Iterator[ExecutionContext]:
     made.home.close()
 
 
+@pytest.fixture(params=["memory", "redis"])
+def anywhere(
+    request: pytest.FixtureRequest, graph: TaskGraph, tmp_path: Path, redis_url: str
+) -> Iterator[ExecutionContext]:
+    made = ExecutionContext.create(
+        graph, "a", session_id="s", store=str(tmp_path / "kept"), queue_backend=request.param,
+        channel_backend=request.param, config={"redis_url": redis_url},
+    )  # fmt: skip
+    yield made
+    made.home.close()
+
+
 # --- making one ------------------------------------------------------------------------
 
 
-def test_a_new_session_has_not_run_and_touches_no_disk(context: ExecutionContext, tmp_path: Path) -> None:
-    assert (context.start_node, context.steps, context.max_steps) == ("a", 0, None)
-    assert (context.status, context.completed_tasks, context.cycle_counts) == ("running", set(), {})
-    assert (context.last_checkpoint_path, context.result()) == (None, None)
+def test_a_new_session_has_not_run_and_touches_no_disk(anywhere: ExecutionContext, tmp_path: Path) -> None:
+    assert (anywhere.start_node, anywhere.steps, anywhere.max_steps) == ("a", 0, None)
+    assert (anywhere.status, anywhere.completed_tasks, anywhere.cycle_counts) == ("running", set(), {})
+    assert (anywhere.last_checkpoint_path, anywhere.result()) == (None, None)
+    assert anywhere.task_queue.is_empty()
+    assert not anywhere.basis.resumed
     assert not (tmp_path / "kept").exists()
 
 
@@ -103,11 +118,11 @@ def test_what_has_run_can_be_read(context: ExecutionContext) -> None:
     assert context.last_checkpoint_path is not None
 
 
-def test_the_sets_that_are_given_are_copies(context: ExecutionContext) -> None:
-    context.completed_tasks.add("x")
-    context.cycle_counts["x"] = 1
+def test_the_sets_that_are_given_are_copies(anywhere: ExecutionContext) -> None:
+    anywhere.completed_tasks.add("x")
+    anywhere.cycle_counts["x"] = 1
 
-    assert (context.completed_tasks, context.cycle_counts) == (set(), {})
+    assert (anywhere.completed_tasks, anywhere.cycle_counts) == (set(), {})
 
 
 def test_cycles_count_how_often_a_task_came_round() -> None:
@@ -127,23 +142,23 @@ def test_cycles_count_how_often_a_task_came_round() -> None:
 # --- changes ---------------------------------------------------------------------------
 
 
-def test_a_task_can_be_added_to_the_queue_by_name_as_a_task_or_as_a_spec(context: ExecutionContext) -> None:
-    context.add_to_queue("b")
-    context.add_to_queue(context.graph.nodes["a"])  # type: ignore[arg-type]
-    context.add_to_queue(TaskSpec("b", {"k": 1}, priority=9))
-    context.add_to_queue("g")
+def test_a_task_can_be_added_to_the_queue_by_name_as_a_task_or_as_a_spec(anywhere: ExecutionContext) -> None:
+    anywhere.add_to_queue("b")
+    anywhere.add_to_queue(anywhere.graph.nodes["a"])  # type: ignore[arg-type]
+    anywhere.add_to_queue(TaskSpec("b", {"k": 1}, priority=9))
+    anywhere.add_to_queue("g")
 
-    specs = context.task_queue.get_pending_task_specs()
+    specs = anywhere.task_queue.get_pending_task_specs()
     assert [spec.task_id for spec in specs] == ["b", "a", "b", "g"]
     assert [(spec.priority, spec.max_retries) for spec in specs[:2]] == [(9, 3), (3, 2)]
     assert specs[0].task_data == {"k": 1}
-    assert context.get_next_task() == "b"
+    assert anywhere.get_next_task() == "b"
     with pytest.raises(UnknownTask):
-        context.add_to_queue("nobody")
+        anywhere.add_to_queue("nobody")
 
 
-def test_there_is_no_next_task_when_nothing_waits(context: ExecutionContext) -> None:
-    assert context.get_next_task() is None
+def test_there_is_no_next_task_when_nothing_waits(anywhere: ExecutionContext) -> None:
+    assert anywhere.get_next_task() is None
 
 
 def test_a_task_can_be_marked_as_completed(context: ExecutionContext) -> None:
@@ -173,22 +188,22 @@ def test_a_completed_session_can_start_elsewhere(context: ExecutionContext) -> N
 # --- values and inputs -----------------------------------------------------------------
 
 
-def test_what_the_caller_sets_is_checked_where_it_is_set(context: ExecutionContext) -> None:
+def test_what_the_caller_sets_is_checked_where_it_is_set(anywhere: ExecutionContext) -> None:
     with pytest.raises(NotStorable) as caught:
-        context.get_channel().set("x", [1, (n for n in ())])
+        anywhere.get_channel().set("x", [1, (n for n in ())])
 
     assert str(caught.value.path).startswith("x")
-    assert "x" not in context.channel
+    assert "x" not in anywhere.channel
 
 
-def resumed(tmp_path: Path, then: Any) -> None:
+def resumed(make: Make, then: Any) -> None:
     """Start a session with inputs, fail in it, and open it again."""
     for again in (False, True):
 
         def a() -> None:
             raise OSError("not yet")
 
-        ctx = chain(a, session_id="s", store=tmp_path)
+        ctx = chain(a, make=make, session_id="s")
         if again:
             try:
                 then(ctx.get_channel())
@@ -202,27 +217,27 @@ def resumed(tmp_path: Path, then: Any) -> None:
                 ctx.execute("a")
 
 
-def test_an_equal_input_is_dropped_on_resume(tmp_path: Path) -> None:
+def test_an_equal_input_is_dropped_on_resume(make: Make) -> None:
     def then(channel: Any) -> None:
         channel.set("plain", {"k": 1})
         channel.set("live", {1: slice(1, 2)})
 
         assert channel.get("plain") == {"k": 1}
 
-    resumed(tmp_path, then)
+    resumed(make, then)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "word"), [("plain", {"k": 2}, "another"), ("live", 1, "another"), ("new", 1, "no")]
 )
-def test_a_different_input_is_refused_on_resume(tmp_path: Path, key: str, value: Any, word: str) -> None:
+def test_a_different_input_is_refused_on_resume(make: Make, key: str, value: Any, word: str) -> None:
     with pytest.raises(InputsChanged, match=f"was started with {word} input '{key}'"):
-        resumed(tmp_path, lambda channel: channel.set(key, value))
+        resumed(make, lambda channel: channel.set(key, value))
 
 
-def test_an_append_to_an_input_is_refused_on_resume(tmp_path: Path) -> None:
+def test_an_append_to_an_input_is_refused_on_resume(make: Make) -> None:
     with pytest.raises(InputsChanged, match="appends to the input 'list' again"):
-        resumed(tmp_path, lambda channel: channel.append("list", 1))
+        resumed(make, lambda channel: channel.append("list", 1))
 
 
 def test_inputs_are_compared_by_what_they_are() -> None:
@@ -256,10 +271,10 @@ def test_a_checkpoint_can_be_taken_before_anything_has_run(context: ExecutionCon
     ],
 )
 def test_what_cannot_be_written_is_refused_before_anything_is(
-    context: ExecutionContext, tmp_path: Path, arguments: dict[str, Any], words: str
+    anywhere: ExecutionContext, tmp_path: Path, arguments: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(CheckpointError, match=words):
-        context.checkpoint(**arguments)
+        anywhere.checkpoint(**arguments)
 
     assert not (tmp_path / "kept").exists()
 

@@ -9,16 +9,15 @@ from typing import Any
 import numpy
 import pytest
 
-from graflow_ckpt import CheckpointManager, EveryTask, WorkflowEngine, workflow
+from graflow_ckpt import CheckpointManager, EveryTask, WorkflowEngine
 from graflow_ckpt.core.errors import (
     GraphChanged,
     NoSession,
     SessionCancelled,
     SessionExists,
 )
-from tests.acceptance.places import Make, in_redis
+from tests.acceptance.places import Make
 from tests.loops import chain, pair
-from tests.servers import Server
 
 # --- the words of resume= --------------------------------------------------------------
 
@@ -79,12 +78,6 @@ def test_a_stopped_session_goes_on_in_a_new_context_with_a_larger_limit() -> Non
 
 
 # --- changed code ----------------------------------------------------------------------
-
-
-@pytest.fixture(params=["memory", "redis"])
-def make(request: pytest.FixtureRequest, redis_url: str, redis_server: Server) -> Make:
-    """What makes workflows: of sessions in this process, or in Redis."""
-    return workflow if request.param == "memory" else in_redis(redis_server.client())
 
 
 def versions(make: Make, change: str, changed: Any = None) -> Any:

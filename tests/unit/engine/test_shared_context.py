@@ -42,6 +42,22 @@ def test_under_an_id_that_is_known_there_is_that_session(redis_url: str) -> None
     assert (first.status, first.completed_tasks, first.steps) == ("completed", {"a", "b"}, 2)
 
 
+def test_a_completed_session_runs_what_was_queued_since_and_nothing_else(redis_url: str) -> None:
+    seen: list[str] = []
+    settings = Settings(workflow="w", observers=(lambda event: seen.append(event.kind),))
+    context = context_of(redis_url, a, settings=settings)
+    context.execute()
+    seen.clear()
+
+    assert context.execute() == 1
+    assert seen == ["session_finished"]
+    context.add_to_queue("a")
+    context.execute()
+
+    assert RAN == ["a", "a"]
+    assert context.status == "completed"
+
+
 def test_without_an_id_each_is_a_session_of_its_own(redis_url: str) -> None:
     first, second = (context_of(redis_url, a, session=None) for _ in range(2))
 

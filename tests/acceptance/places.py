@@ -22,7 +22,10 @@ from graflow_ckpt import (
     workflow,
 )
 from graflow_ckpt.core.errors import GraflowError
+from tests.acceptance.command_line import COUNT
 
+# The program that counts, with a journal, so that nothing that was committed is lost.
+SAVES = COUNT.replace('workflow("count")', 'workflow("count", durability="journal")')
 LOG: list[str] = []
 WORLD = {"down": False}
 
@@ -96,6 +99,13 @@ class Seen(list[Event]):
 
     def kinds(self, *kinds: str) -> list[str]:
         return [f"{e.kind} {e.task}".strip() for e in self if e.kind in kinds]
+
+
+def rows_of(page: Path, heading: str) -> list[str]:
+    """The first cells of the table under this heading."""
+    section = page.read_text().partition(f"## {heading}")[2].partition("\n## ")[0]
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in section.splitlines() if line.startswith("| ")]
+    return rows[1:]
 
 
 # --- where sessions of tests live -------------------------------------------------------

@@ -25,7 +25,7 @@ from graflow_ckpt.stores.drivers.objects.bucket import Bucket
 from graflow_ckpt.stores.drivers.objects.names import place_of
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.acceptance.command_line import KILLED, graflow, program
-from tests.acceptance.places import Make
+from tests.acceptance.places import Make, rows_of
 from tests.loops import LONG, chain, cuts, of
 from tests.loops import loop as loop_of
 from tests.servers import Server
@@ -433,10 +433,7 @@ def test_the_table_of_the_page(case: str, request: pytest.FixtureRequest) -> Non
 
 
 def test_the_page_has_these_cases() -> None:
-    section = PAGE.read_text().partition("## Durable by default")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")]
-
-    assert rows[1:] == [*CASES]
+    assert rows_of(PAGE, "Durable by default") == [*CASES]
 
 
 def test_without_the_checkpoint_that_closed_a_gap_the_session_stands_before_it() -> None:

@@ -27,7 +27,7 @@ from graflow_ckpt.stores.around.keys import new_key
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.acceptance.command_line import graflow, run, started, written
 from tests.acceptance.elsewhere import Fleet, rob
-from tests.acceptance.places import Box, Seen, idle
+from tests.acceptance.places import SAVES, Box, Seen, idle
 from tests.loops import chain
 from tests.servers import Server
 from tests.unit.stores.faults import FaultyDisk
@@ -427,25 +427,6 @@ def test_an_answer_to_no_question_is_refused(fleet: Fleet) -> None:
 # --- a damaged journal ------------------------------------------------------------------
 
 
-COUNTING = """
-from graflow_ckpt import task, workflow
-
-with workflow("w", "s", durability="journal", store="checkpoints") as flow:
-
-    @task(inject_context=True)
-    def turn(context):
-        numbers = context.get_channel().get("numbers", default=[])
-        numbers.append(context.cycle)
-        if context.cycle == 5 and not open("flaw").read():
-            raise KeyboardInterrupt
-        if context.cycle < 7:
-            context.next_iteration()
-        return numbers
-
-    print("result", flow.execute())
-"""
-
-
 @pytest.fixture(params=["checkpoints", "encrypted+file://{folder}/checkpoints"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
@@ -525,10 +506,8 @@ def test_a_journal_without_damage_is_used_to_its_end(store: str) -> None:
 
 
 def test_the_command_says_what_is_lost() -> None:
-    Path("count.py").write_text(COUNTING)
-    Path("flaw").write_text("")
-    graflow("run", "count.py", status=130)
-    Path("flaw").write_text("mended")
+    written(SAVES, "count.py")
+    graflow("run", "count.py", "--session", "s", "--", "5", status=KILLED)
     damage()
 
     refused = graflow("resume", "s", status=1)

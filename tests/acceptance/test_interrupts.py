@@ -76,6 +76,15 @@ def program() -> Path:
     return written(PROGRAM)
 
 
+def goes_on(program: Path, how: str) -> list[str]:
+    """What the same program says when it is started again, until it has its result."""
+    with started(program, how, "30") as second:
+        second.tell()
+        assert second.wait() == 0
+    assert "result: [1, 2, 3]" in second.said
+    return second.said
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("how", ["inline", "thread", "async"])
 def test_the_first_signal_lets_the_task_finish_saves_and_says_how_to_go_on(
@@ -116,10 +125,7 @@ def test_a_second_ctrl_c_leaves_at_once(program: Path, how: str) -> None:
     assert time.monotonic() - began < stretched(5)
     assert status in (130, -signal.SIGINT)  # a shell makes 130 of both
     assert "KeyboardInterrupt" in first.text
-    with started(program, how, "30") as second:
-        second.tell()
-        assert second.wait() == 0
-    assert "result: [1, 2, 3]" in second.said
+    goes_on(program, how)
 
 
 def test_a_second_sigterm_leaves_at_once_and_keeps_what_is_complete(program: Path) -> None:
@@ -135,12 +141,7 @@ def test_a_second_sigterm_leaves_at_once_and_keeps_what_is_complete(program: Pat
     newest = CheckpointManager.list_checkpoints("s")[0]
     assert newest.steps == 1
     assert newest.cause == "signal"
-    with started(program, "inline", "30") as second:
-        second.hear("at work")
-        second.tell()
-        assert second.wait() == 0
-    assert "first" not in second.said
-    assert "result: [1, 2, 3]" in second.said
+    assert "first" not in goes_on(program, "inline")
 
 
 def test_a_live_value_that_is_out_when_the_grace_period_ends_is_not_photographed(program: Path) -> None:
@@ -152,11 +153,7 @@ def test_a_live_value_that_is_out_when_the_grace_period_ends_is_not_photographed
     assert status == 75
     assert "items is on loan: the last checkpoint stands" in first.text
     assert "it goes on at step 1" in first.text  # the journal has it
-    with started(program, "live", "30") as second:
-        second.tell()
-        assert second.wait() == 0
-    assert "first" not in second.said
-    assert "result: [1, 2, 3]" in second.said
+    assert "first" not in goes_on(program, "live")
 
 
 @pytest.mark.parametrize("how", ["inline", "thread", "async"])

@@ -242,13 +242,10 @@ with workflow("train", session_id="s", store=sys.argv[1]) as ctx:
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def bucket(object_server: ObjectServer, objects_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The address of a store whose server the environment names, as it is in production."""
-    with ObjectServer() as server:
-        for name, value in CREDENTIALS.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.host}:{server.port}")
-        yield server.url.partition("?")[0]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{object_server.host}:{object_server.port}")
+    return objects_url.partition("?")[0]
 
 
 @pytest.fixture

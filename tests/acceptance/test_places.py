@@ -14,7 +14,6 @@ import pytest
 from graflow_ckpt import ExecutionContext, task, workflow
 from graflow_ckpt.core.errors import CheckpointError
 from tests.acceptance.command_line import (
-    COUNT,
     KILLED,
     Ended,
     ended,
@@ -25,7 +24,7 @@ from tests.acceptance.command_line import (
     steps,
     written,
 )
-from tests.acceptance.places import idle
+from tests.acceptance.places import SAVES, idle, rows_of
 
 PAGE = Path("docs/sessions.md").resolve()
 
@@ -50,9 +49,6 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "a")
     return tmp_path / "a", tmp_path / "b"
-
-
-SAVES = COUNT.replace('workflow("count")', 'workflow("count", durability="journal")')
 
 
 def start(file: str | Path, stop: str = "3", status: int = KILLED, **environment: str) -> Ended:
@@ -211,10 +207,7 @@ def test_the_table_of_the_page(case: str, folders: tuple[Path, Path]) -> None:
 
 
 def test_the_page_has_these_cases() -> None:
-    section = PAGE.read_text().partition("## One place")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")]
-
-    assert rows[1:] == [*CASES]
+    assert rows_of(PAGE, "One place") == [*CASES]
 
 
 def test_commands_look_in_all_places_used(folders: tuple[Path, Path]) -> None:

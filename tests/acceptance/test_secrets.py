@@ -24,8 +24,8 @@ from graflow_ckpt.core.errors import NotStorable, UnknownKey
 from graflow_ckpt.stores.around.encoded import Encrypted
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.files.store import LocalStore
-from tests.acceptance.command_line import COUNT, KILLED, graflow, inside, program, steps
-from tests.acceptance.places import Box, Make
+from tests.acceptance.command_line import KILLED, graflow, inside, program, steps
+from tests.acceptance.places import SAVES, Box, Make
 from tests.loops import chain, pair
 from tests.stretch import stretched
 
@@ -161,9 +161,8 @@ def test_a_killed_session_goes_on_from_a_wrapped_store_under_a_new_key(
     store = f"tenant.acme+compressed+encrypted+sqlite:///{tmp_path}/runs.db"
     monkeypatch.setenv("GRAFLOW_CKPT_STORE", store)
     set_n = 'context.get_channel().set("n", data + 1)'
-    journaled = COUNT.replace('workflow("count")', 'workflow("count", durability="journal")')
-    assert set_n in COUNT
-    program("count.py", journaled.replace(set_n, f'{set_n}; context.get_channel().set("s", "{secret}")'))
+    assert set_n in SAVES
+    program("count.py", SAVES.replace(set_n, f'{set_n}; context.get_channel().set("s", "{secret}")'))
 
     graflow("run", "count.py", "--session", "s", "--every", "2", "--", "3", status=KILLED)
     old = inside("key", "list", "--json").document["keys"]

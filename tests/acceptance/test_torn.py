@@ -36,7 +36,7 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.around.keys import Keyring, new_key
 from tests.acceptance.places import LONG, Box, Seen, idle
-from tests.golden import layouts
+from tests.golden.layouts import AOF
 from tests.golden.make import KEY
 from tests.loops import chain, loop, of, pair
 from tests.stretch import stretched
@@ -112,18 +112,14 @@ class Place:
 
 
 @pytest.fixture(params=["folder", "sqlite", "redis", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", KEY)
-    if request.param == "folder":
-        url = str(tmp_path / "checkpoints")
-        yield Place(url, open_store(url), Keyring.load())
-        return
-    with layouts.place(request.param, tmp_path) as (url, _):
-        if request.param == "postgres":
-            from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
-
-            PostgresStore(url).schema.upgrade()
-        yield Place(url, open_store(url), Keyring.load())
+    url = f"{tmp_path}/checkpoints" if request.param == "folder" else f"sqlite:///{tmp_path}/kept.db"
+    if request.param == "redis":
+        url = request.getfixturevalue("own_redis")(AOF).url
+    elif request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+    return Place(url, open_store(url), Keyring.load())
 
 
 def test_a_checkpoint_of_today_needs_nothing(place: Place) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from graflow_ckpt import CheckpointManager, KeepLast
 from graflow_ckpt.checkpoint import archive, history
-from graflow_ckpt.checkpoint.care.copying import Move
+from graflow_ckpt.checkpoint.care.copying import Move, Moved
 from graflow_ckpt.checkpoint.values.contents import shares
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
@@ -43,20 +43,16 @@ EVERY = 13  # of the steps, one; odd, so that requests and answers have their tu
 
 
 def test_a_save_that_is_killed_leaves_the_old_one_or_the_new_one_whole(way: Way) -> None:
+    def begin(at: int) -> int:
+        return way.saved_by_an_owner(dict.fromkeys(NAMES, 1))
+
     seen: list[list[int]] = []
-    status = -1
-    for at in way.steps(EVERY):
-        epoch = way.saved_by_an_owner(dict.fromkeys(NAMES, 1))
-
-        status = way.killed("save", at, sequence=2)
-
+    for epoch in way.deaths("save", EVERY, begin, sequence=2):
         found = whole(way.store)
         seen.append([found[name] for name in NAMES])
         way.owned_anew(after=epoch)
         assert whole(way.store) == found
         way.emptied()
-        if status == 0:
-            break
 
     assert seen[0] == [1, 1]
     assert seen[-1] == [2, 2]
@@ -64,15 +60,13 @@ def test_a_save_that_is_killed_leaves_the_old_one_or_the_new_one_whole(way: Way)
 
 
 def test_a_prune_that_is_killed_has_taken_the_oldest_and_the_next_one_ends_it(way: Way) -> None:
+    def begin(at: int) -> int:
+        return way.saved_by_an_owner({own_name(number): number for number in (1, 2, 3, 4)})
+
     way.saved_by_an_owner({own_name(4): 4})
     alone = len(way.pieces())
     counts: list[int] = []
-    status = -1
-    for at in way.steps(EVERY):
-        way.saved_by_an_owner({own_name(number): number for number in (1, 2, 3, 4)})
-
-        status = way.killed("prune", at)
-
+    for _ in way.deaths("prune", EVERY, begin):
         left = sorted(whole(way.store).values())
         counts.append(len(left))
         assert left == list(range(left[0], 5))
@@ -81,8 +75,6 @@ def test_a_prune_that_is_killed_has_taken_the_oldest_and_the_next_one_ends_it(wa
         assert not done.failed
         assert whole(way.store) == {own_name(4): 4}
         assert len(way.pieces()) == alone
-        if status == 0:
-            break
 
     assert (counts[0], counts[-1]) == (4, 1)
 
@@ -92,29 +84,27 @@ def test_an_adopted_checkpoint_is_there_as_a_whole_or_not_at_all(
     way: Way, session: str | None, cause: str
 ) -> None:
     """After a kill at any step the same command ends it, and the session stands where it was to stand."""
-    order = {"session": session, "name": own_name(1)}
-    status, seen = -1, set[int]()
-    for at in way.steps(EVERY):
+
+    def begin(at: int) -> dict[str, int]:
         way.saved_by_an_owner({own_name(number): number for number in (1, 2, 3)})
-        own, before = session or SESSION, whole(way.store)
+        return whole(way.store)
 
-        status = way.killed("adopt", at, **order)
-
+    order = {"session": session, "name": own_name(1)}
+    seen = set[int]()
+    for before in way.deaths("adopt", EVERY, begin, **order):
         new = {name: number for name, number in whole(way.store).items() if name not in before}
         seen.add(len(new))
         assert before.items() <= whole(way.store).items()
         assert list(new.values()) in ([], [1 if session else 4])
         if not new:
             assert way.uninterrupted("adopt", **order) == 0
-        path, found = next(iter(history.newest(way.store, trios.RING, own)))
+        path, found = next(iter(history.newest(way.store, trios.RING, session or SESSION)))
         assert isinstance(found, archive.Found), path
         assert (found.meta["cause"], found.meta["steps"]) == (cause, 1)
         way.owned_anew()
         if session:
             way.store.acquire(session).release()
         way.emptied()
-        if status == 0:
-            break
 
     assert seen == {0, 1}
 
@@ -146,24 +136,18 @@ def filled(way: Way, tmp_path: Path) -> CheckpointStore:
 def test_a_copy_to_it_that_is_killed_leaves_whole_ones_and_is_ended_by_the_next(
     way: Way, filled: CheckpointStore
 ) -> None:
-    status = -1
-    for at in way.steps(EVERY):
-        status = way.killed("copy", at, origin=filled.url)
-
+    steps: list[int] = []
+    for _ in way.deaths("copy", EVERY, steps.append, origin=filled.url):
         found = whole(way.store)
         assert found.items() <= whole(filled).items()
-        moved = Move(filled, way.store, trios.RING, trios.RING).session(SESSION)
-        assert moved.error is None
-        assert {cut.state for cut in moved.cuts} <= {"copied", "there"}
+        moved = copied(filled, way.store)
         assert sum(cut.state == "there" for cut in moved.cuts) >= len(found)
         assert parts(way.store) == parts(filled)
         assert replayed(way.store, trios.RING) == [2, 3]
         way.owned_anew()  # in a folder, what is emptied begins with epoch 1 again
         way.emptied()
-        if status == 0:
-            break
 
-    assert at > EVERY
+    assert steps[-1] > EVERY
 
 
 def test_a_copy_from_it_that_is_killed_changes_nothing_there_and_is_ended_by_the_next(
@@ -180,8 +164,7 @@ def test_a_copy_from_it_that_is_killed_changes_nothing_there_and_is_ended_by_the
 
         assert (parts(way.store), way.pieces(), way.store.owner(SESSION)) == (before, pieces, None)
         assert whole(target).items() <= whole(way.store).items()
-        moved = Move(way.store, target, trios.RING, trios.RING).session(SESSION)
-        assert moved.error is None
+        copied(way.store, target)
         assert parts(target) == before
         assert replayed(target, trios.RING) == [2, 3]
         if status == 0:
@@ -201,10 +184,11 @@ def server_way(request: pytest.FixtureRequest, way_to: Callable[[str], Way]) -> 
     return way_to(request.param)
 
 
-def copied(origin: CheckpointStore, target: CheckpointStore) -> None:
+def copied(origin: CheckpointStore, target: CheckpointStore) -> Moved:
     moved = Move(origin, target, trios.RING, trios.RING).session(SESSION)
     assert moved.error is None
     assert {cut.state for cut in moved.cuts} <= {"copied", "there"}
+    return moved
 
 
 def test_a_copy_whose_target_is_killed_is_ended_when_it_is_back(server_way: Way, tmp_path: Path) -> None:
@@ -356,16 +340,11 @@ def test_a_postgres_database_whose_migration_is_killed_has_taken_whole_steps(
     begin, end = (0, newest) if direction == "up" else (newest, 0)
     versions: list[int] = []
 
-    for at in migrated_way.steps(EVERY_MESSAGE):
-        moved(schema, begin)
-        status = migrated_way.killed("migrate", at, to=end)
-
+    for _ in migrated_way.deaths("migrate", EVERY_MESSAGE, lambda _: moved(schema, begin), to=end):
         versions.append(schema.status().version)
         assert things(postgres_server, migrated_way.url) == states[versions[-1]]
         moved(schema, end)
         assert things(postgres_server, migrated_way.url) == states[end]
-        if status == 0:
-            break
 
     link.close()
     assert (versions[0], versions[-1]) == (begin, end)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -35,6 +35,7 @@ from tests.unit.checkpoint.care.test_copying import append
 
 FAR = ("redis", "postgres", "objects")
 KINDS = ("local", "sqlite", *FAR)
+T = TypeVar("T")
 
 
 @dataclass
@@ -68,6 +69,16 @@ class Way:
             self.proxy.resume()
         assert status in (0, -signal.SIGKILL)
         return status
+
+    def deaths(self, role: str, every: int, begin: Callable[[int], T], **more: Any) -> Iterator[T]:
+        """Kill such a process at one step after the other, until one comes to its end. What `begin` has made
+        for each (it is told the step) is given when that one has died."""
+        for at in self.steps(every):
+            made = begin(at)
+            status = self.killed(role, at, **more)
+            yield made
+            if status == 0:
+                return
 
     def without_server(self, role: str, at: int, **more: Any) -> int:
         """The exit status of a process whose server is killed at that message, and back when it has ended."""

@@ -98,32 +98,24 @@ print("result:", build(40, 2).execute())
 """
 
 
-@pytest.mark.parametrize("where", ["main", "module"])
-def test_a_new_process_goes_on_and_finds_its_classes(tmp_path: Path, where: str) -> None:
-    program = written(IN_MAIN if where == "main" else IN_A_MODULE)
-    (tmp_path / "tasks.py").write_text(MAIN)
+@pytest.mark.parametrize(
+    ("source", "ran", "result"),
+    [(IN_MAIN, "ran make", "[0, 1]"), (IN_A_MODULE, "ran make", "[0, 1]"), (CLOSURES, "ran 40", "42")],
+    ids=["main", "module", "closures and lambdas"],
+)
+def test_a_new_process_goes_on_and_finds_its_classes(source: str, ran: str, result: str) -> None:
+    program = written(source)
+    written(MAIN, "tasks.py")
 
     first = run(program, "fail", status=1)
-    second = run(program)
-    third = run(program)
+    second, third = run(program), run(program)
 
-    assert "ran make" in first
+    assert ran in first
     assert "RuntimeError: not yet" in first
     assert "graflow-ckpt resume s" in first
-    assert "ran make" not in second
-    assert "result: [0, 1]" in second
-    assert "result: [0, 1]" in third
-
-
-def test_closures_and_lambdas_go_on_in_a_new_process() -> None:
-    program = written(CLOSURES)
-
-    first = run(program, "fail", status=1)
-    second = run(program)
-
-    assert "ran 40" in first
     assert "ran" not in second
-    assert "result: 42" in second
+    assert f"result: {result}" in second
+    assert f"result: {result}" in third
 
 
 @pytest.mark.parametrize("source", [IN_MAIN, CLOSURES], ids=["main", "closures"])

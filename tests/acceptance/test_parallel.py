@@ -19,7 +19,7 @@ from graflow_ckpt import CheckpointManager, EveryN, EveryTask, Workflow, task, w
 from graflow_ckpt.core.errors import SessionBusy, WorkflowCancelled
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.testing.drivers import at_once
-from tests.acceptance.command_line import run, started, written
+from tests.acceptance.command_line import graflow, run, started, written
 from tests.acceptance.places import LONG, Box, Make, idle
 from tests.loops import chain, of
 
@@ -302,6 +302,9 @@ print("result:", flow.execute(), flush=True)
 """
 
 
+TAKE_OVER = ("run", "program.py", "--session", "s", "--take-over")
+
+
 @pytest.fixture
 def program() -> Path:
     return written(PROGRAM)
@@ -363,23 +366,20 @@ def test_a_stopped_owner_is_ended_by_the_command_and_by_no_setting(program: Path
         assert "in use by" in run(program, status=1)
         assert "graflow-ckpt resume s --take-over" in run(program, "take", status=1)
 
-        command = (sys.executable, "-m", "graflow_ckpt", "run", str(program), "--session", "s", "--take-over")
-        asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        taken = subprocess.run([*command, "--yes"], capture_output=True, text=True)
+        asked = graflow(*TAKE_OVER, status=2)
+        taken = graflow(*TAKE_OVER, "--yes")
         old.wait()
 
-    assert asked.returncode == 2
-    assert f"in use by process {old.pid}" in asked.stderr
-    assert str(program) in asked.stderr
-    assert "--yes" in asked.stderr
-    assert taken.returncode == 0, taken.stderr
-    said = [line for line in taken.stderr.splitlines() if str(old.pid) in line]
+    assert f"in use by process {old.pid}" in asked.err
+    assert str(program) in asked.err
+    assert "--yes" in asked.err
+    said = [line for line in taken.err.splitlines() if str(old.pid) in line]
     assert said == [
         f"graflow-ckpt: process {old.pid} is asked to end; it has 35 s to save",
         f"graflow-ckpt: process {old.pid} has ended",
         f"graflow-ckpt: session s is taken over from process {old.pid}",
     ]
-    assert "result:" in taken.stdout
+    assert "result:" in taken.out
     by = {m.user_metadata.get("by") for m in CheckpointManager.list_checkpoints("s")}
     assert old.pid not in by
 
@@ -396,16 +396,14 @@ signal.pause()
 
 
 def test_a_session_whose_lock_a_child_keeps_is_not_said_to_be_taken_over(program: Path) -> None:
-    command = (sys.executable, "-m", "graflow_ckpt", "run", str(program), "--session", "s", "--take-over")
     with subprocess.Popen([sys.executable, "-c", HEIR], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         heir = int(owner.stdout.readline())
         try:
-            taken = subprocess.run([*command, "--yes"], capture_output=True, text=True)
+            taken = graflow(*TAKE_OVER, "--yes", status=1)
         finally:
             os.kill(heir, signal.SIGKILL)
 
-    assert taken.returncode == 1
-    assert f"process {owner.pid} has ended" in taken.stderr
-    assert f"process {heir} " in taken.stderr
-    assert "is taken over" not in taken.stderr
+    assert f"process {owner.pid} has ended" in taken.err
+    assert f"process {heir} " in taken.err
+    assert "is taken over" not in taken.err

@@ -236,9 +236,7 @@ def fleet(redis_url: str, key: str, own_folder: Path) -> Iterator[Fleet]:
 
 
 def submitted(fleet: Fleet, session: str) -> Handle:
-    with workflow("one of many", session) as flow:
-        start >> left >> end
-        start >> right >> end
+    flow = workflow("one of many", session).add(start >> left >> end, start >> right >> end)
     terms = Terms(session, store=fleet.store, ledger=True)
     return fleet.client.submit(flow.graph, flow.settings, (), {}, terms)
 

@@ -442,9 +442,7 @@ def test_the_address_of_the_environment_is_tried_where_the_own_one_knows_nothing
 def test_a_session_that_lives_in_redis_is_not_started_in_memory(client: redis.Redis) -> None:
     machine_in_redis(client).execute()
 
-    with workflow("machine", SESSION) as flow:
-        flow.add(step)
     with pytest.raises(SessionError, match=r"is in Redis, at redis://.*newest checkpoint") as refusal:
-        flow.execute()
+        workflow("machine", SESSION).add(step).execute()
 
     assert "ExecutionContext.resume" in refusal.value.hint

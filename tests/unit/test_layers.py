@@ -61,47 +61,59 @@ def test_imports_point_down_and_siblings_do_not_know_each_other() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("broken_file", "code"),
-    [
-        ("core/graph.py", "import graflow_ckpt.engine"),
-        ("core/graph.py", "import threading"),
-        ("core/graph.py", "import msgpack"),
-        ("stores/keyed.py", "from graflow_ckpt import sessions"),
-        ("stores/keyed.py", "import graflow_ckpt.stores.files"),
-        ("stores/files/trio.py", "import graflow_ckpt.stores.drivers"),
-        ("stores/drivers/redis/driver.py", "import graflow_ckpt.stores.drivers.sqlite"),
-        ("checkpoint/values/codec.py", "import graflow_ckpt.checkpoint.program"),
-        ("checkpoint/archive.py", "import graflow_ckpt.checkpoint.care"),
-        ("sessions/protocol.py", "import graflow_ckpt.sessions.redis"),
-        ("cli/terminal.py", "import graflow_ckpt.cli.run"),
-        ("observers/prometheus.py", "import graflow_ckpt.config"),
-        ("frontends/dsl.py", "import graflow_ckpt.fleet"),
-        ("links/redis.py", "import graflow_ckpt.sessions"),
-        ("engine/run.py", "import redis"),
-        ("helpers/__init__.py", "# a package that is in no layer"),
-    ],
-)
-def test_the_contracts_bite(tmp_path: Path, broken_file: str, code: str) -> None:
-    layers = (
-        "core links sessions stores checkpoint engine frontends fleet config observers cli stores/files "
-        "stores/drivers stores/drivers/redis stores/drivers/sqlite stores/around checkpoint/values "
-        "checkpoint/program checkpoint/care sessions/redis cli/run"
-    )
-    for layer in layers.split():
-        (tmp_path / "graflow_ckpt" / layer).mkdir(parents=True)
-        (tmp_path / "graflow_ckpt" / layer / "__init__.py").touch()
-    (tmp_path / "graflow_ckpt" / "__init__.py").touch()
-    (tmp_path / "pyproject.toml").write_text(
-        (ROOT / "pyproject.toml").read_text(encoding="utf-8"), encoding="utf-8"
-    )
-    assert lint_imports(tmp_path).returncode == 0, "the tree is sound before it is broken"
+LAYERS = """core links sessions stores checkpoint engine frontends fleet config observers cli cli/run
+    stores/files stores/drivers stores/drivers/redis stores/drivers/sqlite stores/around sessions/redis
+    checkpoint/values checkpoint/program checkpoint/care"""
+BROKEN = [
+    ("core/graph", "graflow_ckpt.engine"),
+    ("core/graph", "threading"),
+    ("core/graph", "msgpack"),
+    ("stores/keyed", "graflow_ckpt.sessions"),
+    ("stores/keyed", "graflow_ckpt.stores.files"),
+    ("stores/files/trio", "graflow_ckpt.stores.drivers"),
+    ("stores/drivers/redis/driver", "graflow_ckpt.stores.drivers.sqlite"),
+    ("checkpoint/values/codec", "graflow_ckpt.checkpoint.program"),
+    ("checkpoint/archive", "graflow_ckpt.checkpoint.care"),
+    ("sessions/protocol", "graflow_ckpt.sessions.redis"),
+    ("cli/terminal", "graflow_ckpt.cli.run"),
+    ("observers/prometheus", "graflow_ckpt.config"),
+    ("frontends/dsl", "graflow_ckpt.fleet"),
+    ("links/redis", "graflow_ckpt.sessions"),
+    ("engine/run", "redis"),
+]
 
-    path = tmp_path / "graflow_ckpt" / broken_file
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"{code}\n", encoding="utf-8")
 
-    assert lint_imports(tmp_path).returncode == 1
+def sound_tree(root: Path) -> Path:
+    for layer in ("", *LAYERS.split()):
+        (root / "graflow_ckpt" / layer).mkdir(parents=True)
+        (root / "graflow_ckpt" / layer / "__init__.py").touch()
+    (root / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What is said of a tree that is sound but for these imports."""
+    root = sound_tree(tmp_path_factory.mktemp("tree"))
+    assert lint_imports(root).returncode == 0, "the tree is sound before it is broken"
+    for module, imported in BROKEN:
+        home, _, name = imported.rpartition(".")
+        with (root / "graflow_ckpt" / f"{module}.py").open("a") as file:
+            file.write(f"from {home} import {name}\n" if home else f"import {name}\n")
+    return " ".join(lint_imports(root).stdout.split())
+
+
+@pytest.mark.parametrize(("module", "imported"), BROKEN)
+def test_the_contracts_bite(said: str, module: str, imported: str) -> None:
+    assert f"graflow_ckpt.{module.replace('/', '.')} -> {imported} (l." in said
+
+
+def test_a_package_that_is_in_no_layer_is_refused(tmp_path: Path) -> None:
+    root = sound_tree(tmp_path)
+    (root / "graflow_ckpt" / "helpers").mkdir()
+    (root / "graflow_ckpt" / "helpers" / "__init__.py").touch()
+
+    assert lint_imports(root).returncode == 1
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
 import signal
@@ -137,7 +136,11 @@ def _run(func: Any, arguments: dict[str, Any], attempt: Attempt, host: Parent) -
         for name, value in arguments.items():
             if isinstance(value, FromChannel):
                 arguments[name] = attempt.get(value.name, None, False)
-        result = asyncio.run(func(**arguments)) if is_coroutine(func) else func(**arguments)
+        result = func(**arguments)
+        if is_coroutine(func):
+            import asyncio  # half of what this process would import before it is ready
+
+            result = asyncio.run(result)
         if attempt.over is not None:
             return ("cancelled", attempt.over)
         changed = attempt.watch and attempt.watch.check()

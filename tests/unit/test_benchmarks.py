@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,6 +27,7 @@ from benchmarks.harness import (
     measure,
 )
 from benchmarks.peers.processes import Processes
+from tests.stretch import until
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "benchmarks").glob("bench_*.py"))
@@ -188,6 +187,7 @@ def test_no_worker_outlives_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
 from benchmarks.peers.processes import Processes
+from tests.stretch import until
 workers = Processes([["sleep", "60"]], {{}}, Path({str(tmp_path / "log")!r}))
 print(workers.leaders[0].pid, flush=True)
 workers.leaders[0].wait()
@@ -207,13 +207,6 @@ def state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "X"
-
-
-def until(probe: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not probe():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -6,24 +6,17 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.acceptance.command_line import gone
 from tests.proxy import Proxy
 from tests.servers import ReplyError, Sentinel, Server
+from tests.stretch import until
 
 ROOT = Path(__file__).parents[2]
-
-
-def gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return True
-    return state == "Z"
 
 
 def test_a_restarted_server_has_what_its_disk_has_kept(own_redis: Callable[..., Server]) -> None:
@@ -87,10 +80,7 @@ def test_no_server_outlives_the_process_that_started_it() -> None:
     )
     pid, folder = done.stdout.split()
 
-    deadline = time.monotonic() + 10
-    while not gone(int(pid)) or Path(folder).exists():
-        assert time.monotonic() < deadline, f"server {pid} is alive, or {folder} is there"
-        time.sleep(0.01)
+    until(lambda: gone(int(pid), 1) and not Path(folder).exists())
 
 
 # --- the proxy --------------------------------------------------------------------------

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -305,17 +306,24 @@ def record(scenario: Scenario, protocol: ModuleType = trio) -> tuple[Tree, list[
         return before, stage.disk.calls
 
 
+def faults(
+    scenario: Scenario, before: Tree, calls: list[Call], model: Model, reader: Reader = read
+) -> Iterator[str]:
+    """What is wrong with each state that these calls can leave; "" if nothing is."""
+    for promised, tree in crash_states(before, calls, model):
+        found = look(tree, scenario.path, reader)
+        good = found == promised if promised is not None else found in scenario.until
+        names = [] if good else sorted(path for path, _ in tree.files)
+        yield "" if good else f"{scenario.name}: promised {promised}, found {found} in {names}"
+
+
 def weigh(scenario: Scenario, before: Tree, calls: list[Call], reader: Reader = read) -> dict[Model, Verdict]:
     verdicts = {model: Verdict() for model in MODELS}
     for model, verdict in verdicts.items():
-        for promised, tree in crash_states(before, calls, model):
-            found = look(tree, scenario.path, reader)
-            good = found == promised if promised is not None else found in scenario.until
+        for fault in faults(scenario, before, calls, model, reader):
             verdict.states += 1
-            verdict.bad += not good
-            if not good and not verdict.example:
-                names = sorted(path for path, _ in tree.files)
-                verdict.example = f"{scenario.name}: promised {promised}, found {found} in {names}"
+            verdict.bad += bool(fault)
+            verdict.example = verdict.example or fault
     return verdicts
 
 
@@ -328,14 +336,11 @@ def look(tree: Tree, path: str, reader: Reader) -> str:
     return _read_before[key]
 
 
-def judge_all(protocol: ModuleType) -> dict[Model, Verdict]:
-    total = {model: Verdict() for model in MODELS}
-    for scenario in SCENARIOS:
-        for model, verdict in judge(scenario, protocol=protocol).items():
-            total[model].states += verdict.states
-            total[model].bad += verdict.bad
-            total[model].example = total[model].example or verdict.example
-    return total
+def first_fault(protocol: ModuleType) -> str:
+    """What convicts a protocol first; "" if nothing does."""
+    recorded = ((scenario, *record(scenario, protocol)) for scenario in SCENARIOS)
+    each = (faults(scenario, before, calls, "subset") for scenario, before, calls in recorded)
+    return next(filter(None, itertools.chain.from_iterable(each)), "")
 
 
 # --- mutants of a protocol, which a judge has to convict ----------------------------------

@@ -108,9 +108,10 @@ class Encoding:
         encoding = EncodingSink(pieces, self.kinds, self._derived(self.shared, its))
         for at in range(0, payload.nbytes, FRAME):
             encoding.write(payload[at : at + FRAME])
-            yield from pieces.taken()
+            yield from pieces
+            pieces.clear()
         encoding.finish()
-        yield from pieces.taken()
+        yield from pieces
 
     def read_content(self, source: Source, size: int | None, name: str, path: str) -> Source:
         its = bytes(read_up_to(source, _KEY)) if self.shared else b""
@@ -365,19 +366,12 @@ def unpacked(kept: Buffer, size: int) -> bytearray:
     return block
 
 
-class _Pieces:
+class _Pieces(list[Buffer]):
     """A sink whose pieces are read as they come."""
 
-    def __init__(self) -> None:
-        self._pieces: list[Buffer] = []
-
     def write(self, data: Buffer, /) -> int:
-        self._pieces.append(data)
+        self.append(data)
         return len(data)
-
-    def taken(self) -> list[Buffer]:
-        found, self._pieces = self._pieces, []
-        return found
 
 
 # --- journals --------------------------------------------------------------------------

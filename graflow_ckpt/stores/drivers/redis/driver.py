@@ -13,7 +13,7 @@ from typing import Any
 from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.wire import Argument, Script, Step, together
+from graflow_ckpt.links.wire import Argument, Step, together
 from graflow_ckpt.stores.driver import BatchDone, Entry, Hit, Put, Row, Stored, Tag
 
 PREFIX = "graflow:ck:"
@@ -80,7 +80,7 @@ class RedisDriver:
                 args += [int(put.fresh), _facts(put.row), bytes(put.data)]
         keys += [PREFIX + key for key in (*drops, *needs)]
         ahead = len(steps)
-        steps.append((self._script("batch"), keys, args))
+        steps.append((link.script(source("batch"), ("zset", "hash")), keys, args))
         if not soft:
             steps.append((None, (), SYNCS))
         replies = together(link.client, link.address, steps)
@@ -112,7 +112,8 @@ class RedisDriver:
     def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit]:
         facts = [f"{_ROWS}{fact}" for fact in _facts(wanted).split("\n") if fact]
         limit = min(limit, 1 << 31)
-        found = self._script("find")(facts, [limit, "+inf" if below is None else f"({below}"])
+        script = self._open().script(source("find"), ("zset",))
+        found = script(facts, [limit, "+inf" if below is None else f"({below}"])
         triples = zip(found[::3], found[1::3], found[2::3], strict=True)
         return [Hit(int(number), key.decode().removeprefix(PREFIX), data) for number, key, data in triples]
 
@@ -121,9 +122,6 @@ class RedisDriver:
         link = self._open()
         (reply,) = together(link.client, link.address, [(None, (), SYNCS)])
         return syncs(reply)
-
-    def _script(self, name: str) -> Script:
-        return self._open().script(source(name), ("zset", "hash") if name == "batch" else ("zset",))
 
 
 @cache

@@ -167,7 +167,7 @@ def forgotten(server: str, session: str, epoch: int) -> errors.Fenced:
     )
 
 
-# --- leases and segments of stores that fence ----------------------------------------------
+# --- leases and segments -------------------------------------------------------------------
 
 
 class HeldLease:

@@ -31,6 +31,7 @@ from weakref import WeakValueDictionary
 from graflow_ckpt.core import errors
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Drops, Lease, Owner, Parts
+from graflow_ckpt.stores import names
 from graflow_ckpt.stores.claims import clearing
 from graflow_ckpt.stores.contents import KeyedContents, KeyedSaving
 from graflow_ckpt.stores.driver import Driver, Hit, Put, Row
@@ -55,24 +56,6 @@ from graflow_ckpt.stores.lease import (
     Step,
     close_behind,
     left_behind,
-)
-from graflow_ckpt.stores.names import (
-    Collected,
-    base_of,
-    check_own,
-    check_parts,
-    contents_in,
-    facts_in,
-    gone,
-    holds_none,
-    lacks,
-    not_found,
-    not_its,
-    path_of,
-    replaced,
-    session_of,
-    unconfirmed,
-    unwritten,
 )
 from graflow_ckpt.stores.store import Filters, Store, newest_of, within
 from graflow_ckpt.stores.streams import BytesSource, RangeReader, Stream
@@ -112,7 +95,11 @@ class KeyedStore(Store[KeyedLease]):
 
     def takes(self, path: str) -> str | None:
         folder, _, base = path.rpartition("/")
-        return path_of(folder, base_of(base)) if folder == self.folder and base_of(base) else None
+        return (
+            names.path_of(folder, names.base_of(base))
+            if folder == self.folder and names.base_of(base)
+            else None
+        )
 
     def probe(self) -> None:
         """Do once what saving will do, and delete it again."""
@@ -146,9 +133,9 @@ class KeyedStore(Store[KeyedLease]):
         if lease is not None:
             mine = self._own(lease)
             mine.not_released()
-            check_own(path, session_of(base), mine.session)
-        check_parts([part for part, _ in parts])
-        with unwritten(path):
+            names.check_own(path, names.session_of(base), mine.session)
+        names.check_parts([part for part, _ in parts])
+        with names.unwritten(path):
             self._put(PutTarget(self, base, mine, stage), parts, drops)
 
     def _put(self, to: PutTarget, parts: Parts, drops: Drops) -> None:
@@ -161,7 +148,7 @@ class KeyedStore(Store[KeyedLease]):
                 start = stream.size
                 writer(stream)
                 placed[part] = (start, stream.size - start)
-            meta = Collected()
+            meta = names.Collected()
             parts[-1][1](meta)
             record = HeadRecord(to.base, to.mark, 0, to.stage, placed, stream.size, (to.mark, len(meta.data)))
             going = [name for name in map(self._name, drops()) if to.owns and scope_of(name) == to.scope]
@@ -175,7 +162,7 @@ class KeyedStore(Store[KeyedLease]):
             elif saving := self.savings.get((to.base, to.stage)):
                 saving.committed()  # it may be committed: nothing of it may be deleted
             if sent and isinstance(error, errors.ServerGone):
-                raise unconfirmed(to.path, error) from error
+                raise names.unconfirmed(to.path, error) from error
             raise
 
     def _was_refused(self, to: PutTarget, error: BaseException) -> bool:
@@ -191,9 +178,9 @@ class KeyedStore(Store[KeyedLease]):
         self, to: PutTarget, record: HeadRecord, meta: bytes, stream: Stream, going: Sequence[str]
     ) -> None:
         """Do W2."""
-        names, facts = contents_in(meta), facts_in(meta)
+        contents, facts = names.contents_in(meta), names.facts_in(meta)
         saving = self.savings.get((to.base, to.stage))
-        its = session_of(to.base) or _text(facts, "session_id")
+        its = names.session_of(to.base) or _text(facts, "session_id")
         row = _row(its, _text(facts, "workflow"), _text(facts, "status"))
         chunks, its_meta = stream.rest(), Put(meta_key(to.scope, to.mark, to.base), meta, row=row)
         added = saving.added if saving is not None else {}
@@ -205,15 +192,15 @@ class KeyedStore(Store[KeyedLease]):
                 return None  # the reply was lost
             new = to.over(kept, record)
             pin = head.pins.get(saving.mark) if saving is not None else None
-            known = head.find(names) | {held.name: held for held in (pin.held if pin is not None else ())}
+            known = head.find(contents) | {held.name: held for held in (pin.held if pin is not None else ())}
             if kept is not None and kept.stage == new.stage:
                 known |= {held.name: held for held in kept.contents}
             if pin is not None or to.owns:
                 known |= added
-            if missing := [name for name in names if name not in known]:
-                raise gone(to.path, missing)
+            if missing := [name for name in contents if name not in known]:
+                raise names.gone(to.path, missing)
             inline = self._inline(head, to.base, new, chunks, meta)
-            holds = tuple([known[name] for name in names])
+            holds = tuple([known[name] for name in contents])
             new = replace(new, number=head.number + 1, contents=holds, inline=inline)
             puts = [*(chunks if new.stream is None else ()), *(() if new.inline else (its_meta,))]
             left = {base: head.records[base] for base in going if base in head.records and base != to.base}
@@ -267,9 +254,9 @@ class KeyedStore(Store[KeyedLease]):
         """Delete; return how many were there. Those of a session go together."""
         bases, count = sorted(dict.fromkeys(map(self._name, paths)), key=scope_of), 0
         for scope, own in groupby(bases, key=scope_of):
-            names = list(own)
-            for at in range(0, len(names), _TOGETHER):
-                count += self._delete(scope, names[at : at + _TOGETHER])
+            its = list(own)
+            for at in range(0, len(its), _TOGETHER):
+                count += self._delete(scope, its[at : at + _TOGETHER])
         return count
 
     def _delete(self, scope: str, bases: Sequence[str]) -> int:
@@ -303,7 +290,9 @@ class KeyedStore(Store[KeyedLease]):
             if found is not None:
                 return found
             if self._record(base).meta == record.meta:
-                raise lacks(path_of(self.folder, base), "its meta", "something else has removed it")
+                raise names.lacks(
+                    names.path_of(self.folder, base), "its meta", "something else has removed it"
+                )
 
     def _meta_of(self, base: str, record: HeadRecord) -> bytes | None:
         if record.inline:
@@ -331,7 +320,7 @@ class KeyedStore(Store[KeyedLease]):
                 source = RangeReader(self.driver, keys, start, size, path)
                 if source.is_there():
                     return source
-        raise not_its(path_of(self.folder, base), part)
+        raise names.not_its(names.path_of(self.folder, base), part)
 
     def _whole(self, base: str, record: HeadRecord, keys: Sequence[str]) -> bytes | None:
         """Read all parts at once: a reader that opens one opens the others next."""
@@ -350,7 +339,7 @@ class KeyedStore(Store[KeyedLease]):
                 source = RangeReader(self.driver, self.keys_of(scope_of(base), [held]), 0, held.size, path)
                 if source.is_there():
                     return source
-        raise holds_none(path_of(self.folder, base), name)
+        raise names.holds_none(names.path_of(self.folder, base), name)
 
     def _known(self, base: str) -> Iterator[tuple[HeadRecord, bytes | None]]:
         """Yield what was seen a moment ago, and if that does not do, what is there now; with its stream, if
@@ -365,7 +354,7 @@ class KeyedStore(Store[KeyedLease]):
         record = self.heads.read(scope_of(base)).head.records.get(base)
         if record is None:
             self._recent.forget(base)
-            raise not_found(path_of(self.folder, base))
+            raise names.not_found(names.path_of(self.folder, base))
         return record
 
     # --- listing -----------------------------------------------------------------------
@@ -381,7 +370,7 @@ class KeyedStore(Store[KeyedLease]):
             check_session_id(session)
         for base, raw in self._metas(session, wanted):
             if wanted is None or fnmatchcase(base, wanted):
-                yield path_of(self.folder, base), raw
+                yield names.path_of(self.folder, base), raw
 
     def newest(self, limit: int, **wanted: Unpack[Filters]) -> Sequence[tuple[str, bytes]]:
         if limit <= 0:
@@ -392,7 +381,7 @@ class KeyedStore(Store[KeyedLease]):
         if hits is None:
             listed = self.list(session or None)
             return newest_of(listed, limit, workflow=workflow or None, status=status or None)
-        return [(path_of(self.folder, base_in(hit.key)), hit.data) for hit in hits]
+        return [(names.path_of(self.folder, base_in(hit.key)), hit.data) for hit in hits]
 
     def _metas(self, session: str | None, wanted: str | None) -> Iterator[tuple[str, bytes]]:
         hits = self.driver.find(_row(session), _PAGE)
@@ -410,7 +399,7 @@ class KeyedStore(Store[KeyedLease]):
             base = base_in(hit.key)
             if hit.number <= newest:
                 return
-            if base not in seen and (session_of(base) is None or self._is_sealed_anew(base)):
+            if base not in seen and (names.session_of(base) is None or self._is_sealed_anew(base)):
                 yield base, hit.data
 
     def _hits(self, session: str | None, page: Sequence[Hit]) -> Iterator[Hit]:
@@ -443,7 +432,7 @@ class KeyedStore(Store[KeyedLease]):
             for base in reversed(list(records)):
                 raw = self._meta_now(base, records[base]) if _fits(base, wanted) else None
                 if raw is not None and (
-                    session in (None, scope) or _text(facts_in(raw), "session_id") == session
+                    session in (None, scope) or _text(names.facts_in(raw), "session_id") == session
                 ):
                     yield base, raw
 
@@ -459,7 +448,7 @@ class KeyedStore(Store[KeyedLease]):
 
     def _pattern(self, pattern: str) -> str:
         """Return the pattern of names, from one that may name the store, too."""
-        return base_of(pattern.removeprefix(f"{self.folder}/"))
+        return names.base_of(pattern.removeprefix(f"{self.folder}/"))
 
     # --- journal -----------------------------------------------------------------------
 
@@ -498,7 +487,7 @@ class PutTarget:
 
     def __init__(self, store: KeyedStore, base: str, lease: KeyedLease | None, stage: str) -> None:
         self.base, self.lease, self.stage = base, lease, stage
-        self.path = path_of(store.folder, base)
+        self.path = names.path_of(store.folder, base)
         self.scope = scope_of(base)
         self.owns = lease is not None and self.scope == lease.session
         self.mark = self.new_mark()
@@ -519,7 +508,7 @@ class PutTarget:
         if former is None or record.parts or not former.parts:
             return record
         if former.stage != record.stage:
-            raise replaced(self.path)
+            raise names.replaced(self.path)
         stream = former.stream or b""
         return replace(record, mark=former.mark, parts=former.parts, size=former.size, inline=stream)
 

@@ -30,17 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.links.processes import holders, is_gone, myself, named
-from graflow_ckpt.stores.claims import (
-    NO_MORE,
-    HeldLease,
-    busy,
-    lines_of,
-    lost,
-    nonsense,
-    number,
-    owner_of,
-    parsed,
-)
+from graflow_ckpt.stores import claims
 from graflow_ckpt.stores.files.disk import Disk, refusing
 from graflow_ckpt.stores.files.lock import Flock, is_held, locked
 from graflow_ckpt.stores.files.mounts import network_file_system
@@ -66,7 +56,7 @@ class OwnerRecord:
         return json.dumps(said, separators=(",", ":")).encode()
 
 
-class LocalLease(HeldLease):
+class LocalLease(claims.HeldLease):
     """One in a folder: it is never fenced, but for its files."""
 
     def __init__(
@@ -108,12 +98,12 @@ class LocalLease(HeldLease):
         if not os.path.lexists(self._lock.path):
             raise Fenced(
                 f"The lock file of session {self.session!r} has been removed: {self._lock.path}.",
-                hint=NO_MORE,
+                hint=claims.NO_MORE,
                 session=self.session,
                 epoch=self.epoch,
             )
         found = self._ownership.read(self.session)
-        raise lost(self.session, self.epoch, found.epoch, found.owner)
+        raise claims.lost(self.session, self.epoch, found.epoch, found.owner)
 
 
 class Ownership:
@@ -224,7 +214,7 @@ class Ownership:
         """Remove files of earlier commits: one more for each epoch, whose lock lived as long as the owner."""
         for path in self._named(rf"\.{re.escape(session)}\.\d+\.alive\Z"):
             if is_held(path):
-                raise busy(session, None)
+                raise claims.busy(session, None)
             self._disk.unlink(path)
 
     def _journals(self, session: str) -> list[str]:
@@ -237,7 +227,7 @@ class Ownership:
     def _busy(self, session: str) -> SessionBusy:
         owner = self.read(session).owner
         if owner is None or not is_gone(owner):
-            return busy(session, owner)
+            return claims.busy(session, owner)
         others = ", ".join(named(found) for found in holders(self._lock_path(session)))
         return SessionBusy(
             f"Session {session!r} is locked although its owner, {named(owner)}, has ended: "
@@ -256,13 +246,15 @@ class Ownership:
 
 def _decode(raw: bytes) -> OwnerRecord:
     where = "the record of an owner"
-    found = parsed(raw, where)
+    found = claims.parsed(raw, where)
     try:
         epoch, owner, lines = found["epoch"], found["owner"], found["lines"]
     except (TypeError, LookupError) as error:
-        raise nonsense(where) from error
+        raise claims.nonsense(where) from error
     return OwnerRecord(
-        number(epoch, where), owner_of(owner, where) if owner else None, lines_of(lines, where)
+        claims.number(epoch, where),
+        claims.owner_of(owner, where) if owner else None,
+        claims.lines_of(lines, where),
     )
 
 
@@ -270,5 +262,7 @@ def _of_slots(raw: bytes) -> OwnerRecord:
     """Return the record as earlier commits wrote it: into the lock file, in two slots with a CRC each."""
     slots = [line.split(b" ", 1) for line in re.findall(rb"[0-9a-f]{8} \{[^\n]*(?=\n)", raw)]
     sound = [body for crc, body in slots if int(crc, 16) == zlib.crc32(body)]
-    found = max((parsed(body, "a lock file") for body in sound), key=lambda said: said["turn"], default=None)
+    found = max(
+        (claims.parsed(body, "a lock file") for body in sound), key=lambda said: said["turn"], default=None
+    )
     return OwnerRecord() if found is None else replace(_decode(json.dumps(found).encode()), owner=None)

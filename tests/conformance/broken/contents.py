@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from graflow_ckpt.core.protocols import Lease
-from graflow_ckpt.stores import keyed
+from graflow_ckpt.stores import names
 from graflow_ckpt.stores.contents import KeyedContents, KeyedSaving
 from graflow_ckpt.stores.head import Head, Held, scope_of
 from graflow_ckpt.stores.keyed import KeyedStore
@@ -183,11 +183,11 @@ class CommitsWithout(Broken):
     """A meta may name what is not there."""
 
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
-        sound, keyed.contents_in = keyed.contents_in, lambda meta: ()  # type: ignore[assignment]
+        sound, names.contents_in = names.contents_in, lambda meta: ()  # type: ignore[assignment]
         try:
             super().put(path, parts, lease=lease, stage=stage)
         finally:
-            keyed.contents_in = sound
+            names.contents_in = sound
 
 
 class LosesContentsOfResealed(Broken):

@@ -20,7 +20,6 @@ from graflow_ckpt.stores.drivers.redis import names as redis_names
 from graflow_ckpt.stores.drivers.sqlite import names as sqlite_names
 from graflow_ckpt.stores.prefixes import (
     WRAPPERS,
-    Layer,
     begins_like_one,
     divided,
     is_address,
@@ -74,7 +73,8 @@ def open_store(where: str | os.PathLike[str]) -> CheckpointStore:
     module, name = _STORES[scheme]
     store: CheckpointStore = getattr(import_module(module), name)(text)
     for layer in reversed(layers):
-        store = _wrapped(store, layer)
+        module, name = WRAPPERS[layer.word]
+        store = getattr(import_module(module), name).of(store, layer.argument)
     return store
 
 
@@ -87,12 +87,6 @@ def address_of(place: Place, workflow: str = "") -> str:
         raise arguments.refused("store", place, "an address, a path or a store")
     _made[place.url] = place
     return place.url
-
-
-def _wrapped(inner: CheckpointStore, layer: Layer) -> CheckpointStore:
-    module, name = WRAPPERS[layer.word]
-    store: CheckpointStore = getattr(import_module(module), name).of(inner, layer.argument)
-    return store
 
 
 def store_of(path: str) -> str:

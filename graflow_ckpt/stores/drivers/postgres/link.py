@@ -25,10 +25,9 @@ import re
 import select
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -193,16 +192,11 @@ class Link:
 _Place = tuple[int, tuple[tuple[str, Any], ...]]  # a process, and what it connects with
 
 
-@dataclass(slots=True)
-class _Shared:
-    """A server has so and so many connections for all: a thousand stores of one place share a few."""
-
-    pool: psycopg_pool.ConnectionPool[Connection]
-    links: int = 0
-
-
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
-_pools: dict[_Place, _Shared] = {}
+_pools: dict[_Place, psycopg_pool.ConnectionPool[Connection]] = {}
+"""A server has so and so many connections for all: a thousand stores of one place share a few."""
+
+_users: Counter[_Place] = Counter()  # links that have the pool
 _forgotten: deque[_Place] = deque()
 """By links that were not closed. Garbage is collected at any moment, also within these functions: it only
 leaves a note, which is read by the next link that comes."""
@@ -217,7 +211,7 @@ def _place_of(arguments: dict[str, Any]) -> _Place:
 def _joined(place: _Place) -> psycopg_pool.ConnectionPool[Connection]:
     with _sharing:
         if place not in _pools:
-            pool: psycopg_pool.ConnectionPool[Connection] = psycopg_pool.ConnectionPool(
+            _pools[place] = psycopg_pool.ConnectionPool(
                 connection_class=Connection,
                 kwargs=dict(place[1]),
                 min_size=0,
@@ -227,9 +221,8 @@ def _joined(place: _Place) -> psycopg_pool.ConnectionPool[Connection]:
                 name="graflow-ckpt",
                 check=_check,
             )
-            _pools[place] = _Shared(pool)
-        _pools[place].links += 1
-        joined = _pools[place].pool
+        _users[place] += 1
+        joined = _pools[place]
     while _forgotten:
         with suppress(IndexError):  # another thread was faster
             _left(_forgotten.popleft())
@@ -249,19 +242,19 @@ def _left(place: _Place) -> None:
     if place[0] != os.getpid():
         return
     with _sharing:
-        _pools[place].links -= 1
-        if _pools[place].links:
+        _users[place] -= 1
+        if _users[place]:
             return
-        shared = _pools.pop(place)
-    shared.pool.close()
+        pool = _pools.pop(place)
+    pool.close()
 
 
 @atexit.register
 def _close() -> None:
     """Close the pools while their threads can still be ended."""
-    for place, shared in list(_pools.items()):
+    for place, pool in list(_pools.items()):
         if place[0] == os.getpid():
-            shared.pool.close()
+            pool.close()
 
 
 def _unlocked() -> None:

@@ -109,7 +109,7 @@ IN_MEMORY: list[tuple[type[MemoryStore], str]] = [
     (trios.CountsBeforeItDeletes, "test_what_several_delete_at_once_is_counted_once"),
     (trios.StopsAtTheFirstGap, "test_a_list_is_deleted_and_what_was_there_is_counted"),
     (trios.LooksWhenItComesToIt, "test_a_list_with_something_that_is_no_checkpoint_deletes_nothing"),
-    (trios.KeepsPartsOfLists, "test_parts_of_what_a_list_has_deleted_do_not_come_back"),
+    (trios.KeepsPartsOfLists, "test_parts_of_a_deleted_trio_do_not_come_back"),
 ]
 ON_DISK: list[tuple[type[LocalStore | SqliteStore], str]] = [
     (folders.WritesBehind, "test_what_was_confirmed_survives_a_kill"),

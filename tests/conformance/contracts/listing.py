@@ -18,7 +18,6 @@ from graflow_ckpt.core.errors import BadSessionId, CheckpointError, CheckpointNo
 from graflow_ckpt.core.protocols import CheckpointStore
 from tests.conformance.contracts.trio import Contract, Opener
 from tests.trios import (
-    all_of,
     listed,
     meta_of,
     named,
@@ -401,16 +400,6 @@ class BatchContract(Contract):
             with pytest.raises(CheckpointNotFound):
                 other.meta(path)
         assert store.delete_many([]) == store.delete_many(gone) == 0
-
-    def test_parts_of_what_a_list_has_deleted_do_not_come_back(self, opener: Opener) -> None:
-        store = opener()
-        path = put(store, "best", "one")
-
-        assert store.delete_many([path]) == 1
-
-        put_meta(store, "best", meta_of("one"), "one")
-        with pytest.raises(CheckpointError):
-            all_of(store.open(path, "pkl", "one"))
 
     def test_a_list_with_something_that_is_no_checkpoint_deletes_nothing(self, opener: Opener) -> None:
         store = opener()

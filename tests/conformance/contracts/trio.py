@@ -249,10 +249,11 @@ class TrioContract(Contract):
             assert _is_absent(handle, "best", "one")
             assert listed(handle) == []
 
-    def test_parts_of_a_deleted_trio_do_not_come_back(self, opener: Opener) -> None:
+    @pytest.mark.parametrize("many", [False, True])
+    def test_parts_of_a_deleted_trio_do_not_come_back(self, opener: Opener, many: bool) -> None:
         store = opener()
         path = put(store, "best", "one")
-        store.delete(path)
+        assert store.delete_many([path]) == 1 if many else store.delete(path)
 
         put_meta(store, "best", meta_of("one"), "one")
 

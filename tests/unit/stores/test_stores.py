@@ -30,19 +30,15 @@ def test_a_path_is_a_folder(tmp_path: Path) -> None:
         ("redis://h:1/2", "redis://h:1/2"),
         ("REDISS://u:p@h", "rediss://h:6379/0"),
         ("redis+sentinel://a,b/main/1", "redis+sentinel://a:26379,b:26379/main/1"),
+        ("s3://bucket/some/prefix", "s3://bucket/some/prefix"),
+        ("gcs://bucket", "gs://bucket"),
+        ("az://container/x", "az://container/x"),
     ],
 )
 def test_a_server_is_a_store_that_is_not_asked_before_it_is_used(where: str, url: str) -> None:
     store = open_store(where)
 
     assert (store.url, store.folder, store.shared) == (url, url, True)
-
-
-@pytest.mark.parametrize("where", ["s3://bucket/some/prefix", "gs://bucket", "az://container/x"])
-def test_a_bucket_is_a_store_that_is_not_asked_before_it_is_used(where: str) -> None:
-    store = open_store(where)
-
-    assert (store.url, store.folder, store.shared) == (where, where, True)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,9 @@ def test_a_driver_alone_makes_a_store() -> None:
 # --- broken ------------------------------------------------------------------------------
 
 
+Guards = Mapping[str, Tag | None] | None
+
+
 class Sound(MemoryDriver):
     """Not broken: what passes here, and fails below, is what the one thing does."""
 
@@ -99,37 +102,23 @@ class Counts(MemoryDriver):
 class GuardsOnlyWhatItWrites(MemoryDriver):
     """A guard of a key that is not put is not looked at."""
 
-    def batch(
-        self,
-        puts: Sequence[Put],
-        drops: Sequence[str] = (),
-        *,
-        guards: Mapping[str, Tag | None] | None = None,
-        **more: Any,
-    ) -> BatchDone | None:
+    def batch(self, puts: Sequence[Put], *args: Any, guards: Guards = None, **more: Any) -> BatchDone | None:
         own = {put.key for put in puts}
         looked = {key: tag for key, tag in (guards or {}).items() if key in own}
-        return super().batch(puts, drops, guards=looked, **more)
+        return super().batch(puts, *args, guards=looked, **more)
 
 
 class LooksFirst(MemoryDriver):
     """It looks, and writes, and somebody else may come between."""
 
-    def batch(
-        self,
-        puts: Sequence[Put],
-        drops: Sequence[str] = (),
-        *,
-        guards: Mapping[str, Tag | None] | None = None,
-        **more: Any,
-    ) -> BatchDone | None:
+    def batch(self, puts: Sequence[Put], *args: Any, guards: Guards = None, **more: Any) -> BatchDone | None:
         for key, tag in (guards or {}).items():
             (found,) = self.get(key)
             if (found and found.tag) != tag:
                 return None
         list(self.keys(""))  # takes a while
         time.sleep(0.001)
-        return super().batch(puts, drops, **more)
+        return super().batch(puts, *args, **more)
 
 
 class ForgetsNeeds(MemoryDriver):

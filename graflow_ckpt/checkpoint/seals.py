@@ -38,7 +38,7 @@ from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
 from graflow_ckpt.core import errors
 from graflow_ckpt.core.facts import RESULT, Cell, Live
 from graflow_ckpt.stores.around.keys import Keyring, local_key_path, uses_local_key
-from graflow_ckpt.stores.files.mounts import TABLE, file_system, kind_at, mounted
+from graflow_ckpt.stores.files.disk import TABLE, file_system, kind_at, mounted
 
 __all__ = ["MAC_SIZE", "Chain", "Keyring", "canonical", "seal", "verify"]
 

@@ -29,7 +29,7 @@ from graflow_ckpt.stores.around.keys import Keyring, local_key_path, uses_local_
 from graflow_ckpt.stores.around.wrapper import layers
 from graflow_ckpt.stores.drivers.redis.names import is_redis
 from graflow_ckpt.stores.drivers.sqlite.names import file_of, is_sqlite
-from graflow_ckpt.stores.files.mounts import file_system
+from graflow_ckpt.stores.files.disk import file_system
 from graflow_ckpt.stores.names import facts_in
 from graflow_ckpt.stores.prefixes import unwrapped
 

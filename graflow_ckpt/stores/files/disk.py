@@ -5,6 +5,7 @@ which the protocols (trio.py, ownership.py, journal.py) ask for it. A subclass t
 whole history that a crash can cut short. Also here: what an operating system's error means to a user
 (`refusal`). A part of a checkpoint as an open file: what the sink took is with the kernel after `flush`, in
 order, however the writes were cut; an error names the path and what to do.
+The kind of file system that a path is on is known only where /proc/mounts is.
 Not here: when a file is synced, and what it is called; which calls, in which order, and why.
 """
 
@@ -13,10 +14,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shlex
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.protocols import Buffer
@@ -313,3 +317,48 @@ class FileSource:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+# --- the kind of file system that a path is on ---------------------------------------------
+
+
+TABLE: Final = Path("/proc/mounts")
+_NETWORK: Final = frozenset({
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs", "gpfs",
+    "gfs2", "ocfs2", "orangefs", "fuse.sshfs", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.gcsfuse",
+    "fuse.juicefs", "fuse.mount-s3",
+})  # fmt: skip
+
+
+def file_system(target: str | os.PathLike[str], table: Path = TABLE) -> str | None:
+    """Return the kind of file system that `target` is on, or will be made on; None: not known."""
+    try:
+        mounts = mounted(table.read_text(encoding="utf-8", errors="surrogateescape"))
+    except OSError:
+        return None
+    return kind_at(Path(target), mounts)
+
+
+def network_file_system(target: str | os.PathLike[str], table: Path = TABLE) -> str | None:
+    """Return the same, if other hosts can write there, too; else None."""
+    kind = file_system(target, table)
+    return kind if kind in _NETWORK else None
+
+
+def mounted(table: str) -> dict[str, str]:
+    """Return what is mounted, by its place; the last one of several at one place hides the others."""
+    found: dict[str, str] = {}
+    for line in table.splitlines():
+        fields = line.split(" ")
+        if len(fields) >= 3:
+            # Spaces, tabs and newlines of a name are octal.
+            found[re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])] = fields[2]
+    return found
+
+
+def kind_at(path: Path, mounts: dict[str, str]) -> str | None:
+    """Return the kind of the deepest mount above `path`."""
+    here = os.path.realpath(path)  # of what does not exist yet, as far as it does
+    while here not in mounts and here != os.path.dirname(here):
+        here = os.path.dirname(here)
+    return mounts.get(here)

@@ -31,9 +31,8 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.links.processes import holders, is_gone, myself, named
 from graflow_ckpt.stores import claims
-from graflow_ckpt.stores.files.disk import Disk, refusing
+from graflow_ckpt.stores.files.disk import Disk, network_file_system, refusing
 from graflow_ckpt.stores.files.lock import Flock, is_held, locked
-from graflow_ckpt.stores.files.mounts import network_file_system
 
 _logger = logging.getLogger(__name__)
 _PATIENCE = 0.2  # seconds: a look at the lock holds it for a moment, and so does a child until its `exec`

@@ -15,7 +15,7 @@ import pytest
 from graflow_ckpt.checkpoint.seals import key_storage_warning, passing_warning
 from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
 from graflow_ckpt.stores.around.keys import Keyring, key_file, local_key_path, new_key, put_first
-from graflow_ckpt.stores.files.mounts import file_system
+from graflow_ckpt.stores.files.disk import file_system
 
 ONE, TWO = f"one:{'ab' * 32}", f"two:{'CD' * 32}"
 

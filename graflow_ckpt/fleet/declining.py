@@ -20,11 +20,11 @@ from typing import Any
 from graflow_ckpt.checkpoint.program.plan import COLUMNS, PlanRow
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.core.facts import Op
-from graflow_ckpt.fleet.lists import ACTIVE, asked
+from graflow_ckpt.fleet.lists import ACTIVE, DECLINE, asked
 from graflow_ckpt.fleet.reaping import OPAQUE
 from graflow_ckpt.fleet.status import ENDED
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.redis.keys import head_of, keys_of, source
+from graflow_ckpt.sessions.redis.keys import head_of, keys_of
 from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import parse_line, read_state
 
@@ -50,7 +50,6 @@ class Declining:
         self._link = link
         self._patience = patience
         self._who = f"{platform.node()}/{os.getpid()}"  # a worker's own; its children go by that, too
-        self._decline = link.script(source("decline", "graflow_ckpt.fleet"))
         self._said: dict[str, float] = {}
 
     def decline(self, session: RedisSession, error: Exception, ops: Sequence[Op] = ()) -> None:
@@ -59,7 +58,7 @@ class Declining:
         host, why = platform.node(), _sentence(error)
         key = f"{keys_of(session.id)}c"
         args = (session.token, self._who, host, why, int(self._patience * 1000), "", SHORTEST, LONGEST)
-        what, since, until = self._decline([key], args)
+        what, since, until = self._link.script(DECLINE)([key], args)
         if what == b"overdue":
             reason = self._verdict(session.id, host, why, error, since / 1000)
             session.commit([*ops, ("status", "paused", reason), ("claim", 0)], mode="q")

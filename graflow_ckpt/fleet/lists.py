@@ -6,7 +6,7 @@
     graflow:pools        zset  pool -> last sign of life, ms;  graflow:pool:ID what it does, for ten seconds
 
 They are advisory: what counts is in each session. A place is a machine since its last start, and a pid
-namespace: where a pid means the same process to all.
+namespace: where a pid means the same process to all. Also the scripts of a fleet, beside those of sessions.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.complaints import taken, translated
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.redis.keys import keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of, source
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
 SESSIONS = "graflow:sessions"
 ACTIVE = "graflow:active"
 POOLS = "graflow:pools"
+
+DECLINE, DISCARD, LOOK, ROTA = (
+    source(name, "graflow_ckpt.fleet") for name in ("decline", "discard", "look", "rota")
+)
 
 SOON = 1000
 """Milliseconds within which a steward looks at each active session anyway."""
@@ -78,13 +82,13 @@ class Presence:
 
     def __init__(self, link: RedisLink, owner: str) -> None:
         self._link = link
-        self._owner = owner
+        self.owner = owner
         self._key = host_key(place())
         self._said = False
 
     def begin(self, session: str, token: str, pipe: Any) -> None:
         """Add it to `pipe`: the worker's first look at the session is the same round trip."""
-        pipe.hset(self._key, f"{session} {token}", self._owner)
+        pipe.hset(self._key, f"{session} {token}", self.owner)
 
     def noted(self, reply: Any) -> None:
         """Log a refused write. Without the list a steward takes over when the lease runs out, not at once."""

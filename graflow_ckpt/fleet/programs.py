@@ -119,7 +119,7 @@ class Programs:
 
     def __init__(self, link: RedisLink, keyring: Keyring | None) -> None:
         self._link = link
-        self._keyring = keyring
+        self.keyring = keyring
         self._open: OrderedDict[tuple[str, tuple[str, ...]], Loaded] = OrderedDict()
         self._failed: dict[str, tuple[float, GraflowError]] = {}
         self._fresh: dict[str, float] = {}
@@ -147,8 +147,8 @@ class Programs:
         key = key_of(digest)
         with asked(self._link, **{key: "string"}):
             there = self._link.client.expire(key, TTL)
-        if not there and found is not None and self._keyring is not None:
-            self.store(Packed.of(found.parcel), self._keyring)
+        if not there and found is not None and self.keyring is not None:
+            self.store(Packed.of(found.parcel), self.keyring)
 
     # --- opening -----------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Programs:
                 digest=digest,
             )
         return parcels.unpack(
-            SealedCells(_place(digest), self._keyring).open("the program", sealed, "program")
+            SealedCells(_place(digest), self.keyring).open("the program", sealed, "program")
         )
 
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graflow_ckpt.checkpoint.seals import LIMIT, SealedCells
 from graflow_ckpt.core.errors import (
@@ -50,10 +50,6 @@ from graflow_ckpt.sessions.redis.keys import START, keys_of
 from graflow_ckpt.sessions.redis.session import PATIENCE, RedisSession, new_nonce
 from graflow_ckpt.stores.around.keys import Keyring
 
-if TYPE_CHECKING:
-    from graflow_ckpt.engine.run import Run
-    from graflow_ckpt.engine.shared_home import SharedHome
-
 log = logging.getLogger("graflow_ckpt.fleet")
 
 _FACTS = ("code", "starts", "store", "proof", "limit", FALLS, *NOTED)
@@ -78,8 +74,6 @@ class Worker:
     ) -> None:
         self.link = link
         self.carrier = carrier
-        self.keyring = keyring
-        self.owner = owner
         self.lease = lease
         self.budget = budget
         self.programs = Programs(link, keyring)
@@ -90,10 +84,9 @@ class Worker:
         self.slice: Slice | None = None
         self.note: Callable[[str, str], None] = lambda session, token: None  # tells the parent what runs
         self._on_lost: Callable[[], None] = lambda: None
-        self._presence = Presence(link, owner)
+        self.presence = Presence(link, owner)
         self.declining = Declining(link, code_patience)
         self.observers = Observers()
-        self._start = link.script(START)
 
     def run(self, session: str, token: str) -> None:
         """Run one slice; whatever happens in it is logged here and nowhere else."""
@@ -113,7 +106,7 @@ class Worker:
         finally:
             self.keeper.forget()
             self.slice = None
-            self._presence.end(session, token)
+            self.presence.end(session, token)
             self.note("", "")
 
     def _run(self, session: str, token: str) -> None:
@@ -125,7 +118,7 @@ class Worker:
                 )
             return
         with readable(session, self.link.address):
-            cells = SealedCells(session, self.keyring, int(facts[4] or LIMIT))
+            cells = SealedCells(session, self.programs.keyring, int(facts[4] or LIMIT))
             queue, began = reply[2].decode(), reply[3].decode()
         offer = partial(self.carrier.offer, session)
         mine = RedisSession(self.link, session, cells, token, began, queue=queue, retires=True, post=offer)
@@ -133,7 +126,7 @@ class Worker:
             loaded = self._program(mine, facts, cells)
             if loaded is not None:
                 program, store = loaded.parcel.program, facts[2].decode()
-                home = SharedHome(self.link, session, cells, store, self.keyring, program)
+                home = SharedHome(self.link, session, cells, store, self.programs.keyring, program)
                 self.slice = Slice(self, mine, loaded, home, cells)
                 self.slice.run()
         finally:
@@ -148,15 +141,14 @@ class Worker:
             try:
                 with translated(self.link.address):
                     pipe = client.pipeline(transaction=False)
-                    self._presence.begin(session, token, pipe)
+                    self.presence.begin(session, token, pipe)
                     listed, facts = pipe.hmget(f"{prefix}h", *_FACTS).execute(raise_on_error=False)
                     if isinstance(facts, Exception):
                         raise facts
-                self._presence.noted(listed)
+                self.presence.noted(listed)
                 # asked again by the same owner it answers the same, until the first commit
-                return facts, self._start(
-                    [f"{prefix}c"], [token, self.owner, int(self.lease * 1000), "", nonce]
-                )
+                args = (token, self.presence.owner, int(self.lease * 1000), "", nonce)
+                return facts, self.link.script(START)([f"{prefix}c"], args)
             except ServerGone:
                 if self.draining or monotonic() > deadline:
                     raise

@@ -11,9 +11,8 @@ import os
 import platform
 import select
 import signal
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -32,15 +31,15 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.fleet.board import BoardLine, Order, RunningSlice, State
 from graflow_ckpt.fleet.health import PoolFacts, sign, worker_facts
-from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked, host_key, place, session_in
+from graflow_ckpt.fleet.lists import ACTIVE, DISCARD, LOOK, ROTA, SESSIONS, asked, host_key, place, session_in
 from graflow_ckpt.fleet.reaping import OPAQUE, FleetLinks, Hands, take
 from graflow_ckpt.fleet.tokens import Carrier, job_id, token_in
 from graflow_ckpt.fleet.worker import deaf, reached
-from graflow_ckpt.links.complaints import damaged, in_our_words, redis, theirs, translated
+from graflow_ckpt.links.complaints import damaged, translated
 from graflow_ckpt.links.processes import describe, is_gone, myself, owner_from
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.wire import Script
-from graflow_ckpt.sessions.redis.keys import head_of, keys_of, source
+from graflow_ckpt.links.wire import Step, together
+from graflow_ckpt.sessions.redis.keys import head_of, keys_of, source, wrong_keys
 from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import parse_line
 
@@ -65,13 +64,10 @@ AGAIN = 5000  # ms that a token which waits in its queue is left there
 HOLD = 2.0  # seconds after the server came back in which its workers renew their leases first
 INIT = 3600.0  # seconds after which a submission that was not completed is cleared away
 _PAGE = 200
+_FREEZE = source("freeze")
 
 LEASE_OVER = "its lease ran out: it was stopped, cut off, or a task kept the interpreter to itself"
 GONE = "its process is gone, and nobody saw how"
-
-
-def script(name: str) -> str:
-    return source(name, "graflow_ckpt.fleet")
 
 
 class FleetRepair:
@@ -93,11 +89,7 @@ class FleetRepair:
         self._link: RedisLink = fleet.link
         self._host = host_key(where)
         self._watched = watched  # slices whose parent sees them die, and the cause
-        self._look, self._rota = self._link.script(script("look")), self._link.script(script("rota"))
-        self._freeze, self._discard = (
-            self._link.script(source("freeze")),
-            self._link.script(script("discard")),
-        )
+        self._rota = self._link.script(ROTA)
         self._since = monotonic() - _uptime(self._link)
         self._noted: list[bytes | str | int] = []  # (session, expected, next)*, for the next call of the rota
         self._waiting: dict[str, set[str]] = {}  # jobs in RQ's queues, as of a moment ago
@@ -174,9 +166,9 @@ class FleetRepair:
 
     def _looks(self, sessions: Iterable[str]) -> list[Any]:
         """Return what there is to do in each; an error where one cannot be looked at."""
-        keys = [f"{keys_of(session)}c" for session in sessions]
-        with translated(self._link.address):
-            return _pipelined(self._link.client, self._look, keys) if keys else []
+        look = self._link.script(LOOK)
+        steps: list[Step] = [(look, [f"{keys_of(session)}c"], ["", AGAIN]) for session in sessions]
+        return together(self._link.client, self._link.address, steps) if steps else []
 
     def _note(self, name: bytes, expected: int, following: int | str) -> None:
         self._noted += (name, expected, following)
@@ -184,8 +176,10 @@ class FleetRepair:
     def _see_to(self, session: str, found: Any, now: int) -> int | str:
         """Do what has to be done; when to look again, "" for never."""
         try:
+            if isinstance(found, KeyTaken):
+                raise wrong_keys(self._link, session) from found
             if isinstance(found, Exception):
-                raise in_our_words(found, self._link.address)
+                raise found
             what = found[0].decode()
             if what == "init":
                 return self._init(session, float(found[1]), now)
@@ -244,11 +238,8 @@ class FleetRepair:
     def _wake(self, session: str) -> None:
         """Commit nothing: what is due becomes ready, and the workers that are needed are asked for."""
         offer = partial(self._fleet.carrier.offer, session)
-        sender = RedisSession(self._link, session, OPAQUE, patience=0.0, post=offer)
-        try:
+        with closing(RedisSession(self._link, session, OPAQUE, patience=0.0, post=offer)) as sender:
             sender.commit([("claim", 0)])
-        finally:
-            sender.close()
         self.done["woken"] += 1
 
     def _thaw(self, session: str, maker: str) -> int:
@@ -256,12 +247,9 @@ class FleetRepair:
         owner = owner_from(maker.partition(" ")[2])
         if owner is None or not is_gone(owner):
             return ROUND
-        self._freeze([f"{keys_of(session)}c"], [maker, 0, ""])
-        log.warning(
-            "session %s was frozen by a process that is gone, and goes on",
-            session,
-            extra={"session": session},
-        )
+        self._link.script(_FREEZE)([f"{keys_of(session)}c"], [maker, 0, ""])
+        text = "session %s was frozen by a process that is gone, and goes on"
+        log.warning(text, session, extra={"session": session})
         return 1
 
     def _init(self, session: str, created: float, now: int) -> int | str:
@@ -272,12 +260,9 @@ class FleetRepair:
         owner = owner_from(maker)
         if (owner is None or not is_gone(owner)) and now / 1000 - created < INIT:
             return now + SLOW
-        self._discard([f"{keys_of(session)}c"], [maker])
-        log.warning(
-            "session %s was never submitted to its end and is cleared away",
-            session,
-            extra={"session": session},
-        )
+        self._link.script(DISCARD)([f"{keys_of(session)}c"], [maker])
+        text = "session %s was never submitted to its end and is cleared away"
+        log.warning(text, session, extra={"session": session})
         return ""
 
     # --- lists -------------------------------------------------------------------------
@@ -316,9 +301,8 @@ class FleetRepair:
             client = self._link.client
             void = {(s, token) for s, token in begun if client.zscore(f"{keys_of(s)}tok", token) is None}
         for session, token in void & self._void:  # for longer than a slice takes to end
-            log.info(
-                "RQ forgets token %s of session %s, which is void", token, session, extra={"session": session}
-            )
+            text = "RQ forgets token %s of session %s, which is void"
+            log.info(text, token, session, extra={"session": session})
             with translated("RQ's server"):
                 self._fleet.carrier.withdraw(session, token, begun[session, token])
         self._void = void - self._void
@@ -329,25 +313,8 @@ def _uptime(link: RedisLink) -> float:
     try:
         found: dict[str, Any] = link.client.info("server")
         return float(found.get("uptime_in_seconds", 0))
-    except redis.RedisError:
+    except RedisError:
         return 0.0
-
-
-def _pipelined(client: redis.Redis, one: Script, keys: list[str]) -> list[Any]:
-    """Call the same script on many keys, in one round trip."""
-
-    def ask(keys: list[str]) -> list[Any]:
-        pipe = client.pipeline(transaction=False)
-        for key in keys:
-            pipe.execute_command("EVALSHA", one.sha, 1, key, "", AGAIN)
-        found: list[Any] = pipe.execute(raise_on_error=False)
-        return found
-
-    replies = ask(keys)
-    if any(isinstance(reply, theirs.NoScriptError) for reply in replies):
-        client.script_load(one.source)
-        replies = ask(keys)
-    return replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,9 +390,7 @@ class Steward:
             for chore in self._chores:
                 if monotonic() >= due.get(chore, 0.0):
                     due[chore] = monotonic() + self._do(chore)
-            left = min(due.values()) - monotonic()
-            if select.select([ear], [], [], max(0.0, left))[0]:
-                os.read(ear, 1000)
+            _wait(ear, min(due.values()) - monotonic())
 
     def _do(self, chore: Chore) -> float:
         """Do a chore; return the seconds until it is done again."""
@@ -454,22 +419,22 @@ class Steward:
         return HERE if any(worker.state == "starting" for worker in workers) else SIGN
 
 
-def _woken_by_signals() -> int:
-    """Let a signal end a wait, and nothing else: what to do is on the board."""
-    ear, mouth = os.pipe()
-    os.set_blocking(mouth, False)
-    signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
-    deaf(signal.SIGTERM)
-    return ear
+def _wait(ear: int, seconds: float) -> None:
+    """Wait so long, or until a signal has come: what to do then is on the board."""
+    if select.select([ear], [], [], max(0.0, seconds))[0]:
+        os.read(ear, 1000)  # else the next wait would be none
 
 
 def steward(charge: Charge) -> int:
     """Run a steward, in a process of its own."""
-    ear = _woken_by_signals()
+    ear, mouth = os.pipe()
+    os.set_blocking(mouth, False)
+    signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+    deaf(signal.SIGTERM)
     while charge.line.order is Order.WORK:
         try:
             Steward(charge).run(ear)
         except Exception:
             log.exception("the steward starts anew")
-            time.sleep(AWAY)
+            _wait(ear, AWAY)
     return 0

@@ -17,6 +17,7 @@ import ctypes
 import gc
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -317,7 +318,8 @@ class Listening(SimpleWorker):
         if any(isinstance(reply, RedisError) for reply in pipe.execute(raise_on_error=False)):
             started, tries = job.started_job_registry.key, f"rq:executions:{job.id}"
             kinds = {started: "zset", tries: "zset", f"rq:job:{job.id}": "hash", self.key: "hash"}
-            _name(self.connection, {**kinds, **dict.fromkeys(map(_between, self.queues), "list")})
+            between = [queue.intermediate_queue_key for queue in self.queues]
+            _name(self.connection, {**kinds, **dict.fromkeys(between, "list")})
 
     def register_birth(self) -> None:
         self._listed(super().register_birth)
@@ -358,11 +360,6 @@ class Listening(SimpleWorker):
         """See subscribe."""
 
 
-def _between(queue: Queue) -> str:
-    key: str = queue.intermediate_queue_key
-    return key
-
-
 def _name(connection: Redis, kinds: dict[str, str]) -> None:
     """Log what else is kept under keys that RQ needs, each time it is something new."""
     client: Any = connection
@@ -371,8 +368,6 @@ def _name(connection: Redis, kinds: dict[str, str]) -> None:
         _said.add(error.message)
         log.error("%s", error)
 
-
-# --- how it ends ----------------------------------------------------------------------------
 
 # --- children of a pool: forked, and gone the moment their parent is ------------------------
 
@@ -435,6 +430,9 @@ def deaf(number: int) -> None:
 
 
 def _watch(parent: int) -> None:
+    """End this process when its parent has ended; without handles of processes it has to look."""
+    with suppress(AttributeError, OSError):
+        select.select([os.pidfd_open(parent)], [], [])
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)
@@ -452,6 +450,8 @@ def _flush() -> None:
         with suppress(OSError, ValueError, AttributeError):  # closed, or no process reads it
             stream.flush()
 
+
+# --- how it ends ----------------------------------------------------------------------------
 
 LAST = 1.0
 """Seconds that a body is given to unwind, once what it does does not count any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -119,6 +120,53 @@ def test_it_survives_faults_of_its_own(redis_url: str, caplog: pytest.LogCapture
     assert "ZeroDivisionError" in caplog.text  # with where it was
 
 
+FAILING = """
+import os, signal, sys
+from functools import partial
+from graflow_ckpt.fleet import steward as stewards
+from graflow_ckpt.fleet.board import Board, Order
+from graflow_ckpt.fleet.worker import fork
+
+stewards.AWAY = 60.0
+worker, own, parent = Board(3).lines
+charge = stewards.Charge("p", "nowhere", "nowhere", (), 0.0, [("worker-1", worker)], parent, own)
+pid = fork(partial(stewards.steward, charge))
+for line in sys.stdin:
+    if line == "leave\\n":
+        own.tell(Order.LEAVE, 0.0)
+    os.kill(pid, signal.SIGTERM)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_steward_that_cannot_begin_hears_the_order_to_stop_and_does_not_spin_until_then() -> None:
+    pipes: Any = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", FAILING], cwd=ROOT, **pipes) as process:
+        try:
+            for word in ("again", "leave"):  # the first signal comes without an order
+                while process.stderr.readline() != "the steward starts anew\n":
+                    pass
+                process.stdin.write(f"{word}\n")
+                process.stdin.flush()
+            process.stdin.close()
+
+            assert process.wait(20) == 0
+            assert "the steward starts anew" not in process.stderr.read()
+        finally:
+            process.kill()
+
+
+def test_a_signal_ends_one_wait() -> None:
+    ear, mouth = os.pipe()
+    os.write(mouth, b"!!")
+
+    stewards._wait(ear, 60.0)
+
+    assert select.select([ear], [], [], 0.0)[0] == []
+    os.close(ear)
+    os.close(mouth)
+
+
 def test_the_same_trouble_is_said_once_a_minute_with_how_often_it_came(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -197,6 +245,29 @@ def test_a_thread_that_does_not_end_keeps_no_child() -> None:
     )
 
     assert done.stdout.strip() == "5"
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs handles of processes")
+def test_a_child_that_waits_for_its_parent_s_end_is_woken_by_it() -> None:
+    done = run(
+        "from graflow_ckpt.fleet import worker as forks\n"
+        "read, write = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    parent = os.getpid()\n"
+        "    if not (child := os.fork()):\n"
+        "        os.close(read)\n"
+        "        forks.time.sleep = lambda seconds: os.write(write, b'it looks, again and again')\n"
+        "        os.write(write, b'waits ')\n"
+        "        forks._watch(parent)\n"
+        "    os.read(read, 6)\n"
+        "    while open(f'/proc/{child}/stat').read().rpartition(') ')[2][0] != 'S': pass\n"
+        "    os._exit(0)\n"
+        "os.close(write)\n"
+        "os.wait()\n"
+        "print(os.read(read, 100))"  # when it has ended
+    )
+
+    assert done.stdout.strip() == "b''", done.stdout + done.stderr
 
 
 def test_a_child_whose_parent_was_quicker_leaves_at_once() -> None:

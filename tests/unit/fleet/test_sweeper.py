@@ -30,7 +30,7 @@ from graflow_ckpt.fleet.steward import FleetRepair
 from graflow_ckpt.fleet.tokens import Carrier, job_id
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.sessions.redis.keys import keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of, source
 from graflow_ckpt.testing.drivers import at_once
 from tests.servers import Server
 from tests.unit.fleet.played import Player, bag, dead, task_of, tokens
@@ -261,7 +261,8 @@ def test_a_session_that_is_paused_is_not_woken(client: Client, sweeper: FleetRep
 
 
 def freeze(client: Client, maker: str, seconds: float) -> None:
-    assert FleetRepair(client, place())._freeze([f"{keys_of('s')}c"], [maker, seconds, ""]) == [b"frozen"]
+    script = client.link.script(source("freeze"))
+    assert script([f"{keys_of('s')}c"], [maker, seconds, ""]) == [b"frozen"]
 
 
 def test_a_session_frozen_by_the_dead_is_thawed(client: Client, sweeper: FleetRepair) -> None:

@@ -1,6 +1,6 @@
 """The fleet: sessions in Redis that any number of workers run, with RQ to carry the word.
 
-submitting       door.py client.py accepting.py      a graph, a call or many become a session
+submitting       client.py accepting.py              a graph, a call or many become a session
                  handle.py status.py                  what the caller holds of it, sees, and does to it
 what is sent     tokens.py    RQ carries tokens               programs.py declining.py  code, sealed
 working          pool.py      a parent and its children       board.py

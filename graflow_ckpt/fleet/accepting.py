@@ -13,13 +13,13 @@ parameter.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cache
 from operator import index
 from typing import Any, Literal, get_args
 
@@ -37,10 +37,10 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import Cell, Op, check_session_id
 from graflow_ckpt.engine.bind import SPREAD, Binding
-from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked
-from graflow_ckpt.links.processes import is_gone, myself, owner_from
+from graflow_ckpt.fleet.lists import ACTIVE, DISCARD, SESSIONS, asked, owner_text
+from graflow_ckpt.links.processes import describe, is_gone, owner_from
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.redis.keys import CREATE, keys_of, source, wrong_keys
+from graflow_ckpt.sessions.redis.keys import CREATE, keys_of, wrong_keys
 from graflow_ckpt.sessions.redis.names import PRIORITIES
 from graflow_ckpt.sessions.redis.ops import SMALL
 from graflow_ckpt.sessions.redis.session import RedisSession
@@ -173,9 +173,6 @@ class Acceptance:
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link
-        self._create = link.script(CREATE)
-        self._discard = link.script(source("discard", "graflow_ckpt.fleet"))
-        self._known_as: tuple[int, str] = (0, "")
 
     def accept(self, draft: Draft, cells: SealedCells, on_emitted: Any) -> bool:
         """Return True if it was made; if there was one already, `existing` says what that means."""
@@ -206,14 +203,6 @@ class Acceptance:
             sender.close()
         return True
 
-    @property
-    def _maker(self) -> str:
-        """This process; it may be a child of the one that has made this object."""
-        pid = os.getpid()
-        if self._known_as[0] != pid:
-            self._known_as = (pid, json.dumps(asdict(myself()), separators=(",", ":")))
-        return self._known_as[1]
-
     def _same(self, draft: Draft) -> None:
         """Refuse to return the result of other arguments."""
         key = f"{keys_of(draft.session)}h"
@@ -238,7 +227,7 @@ class Acceptance:
     def _made(self, draft: Draft, sender: RedisSession) -> bool:
         terms = draft.terms
         cold: dict[str, str | bytes] = {
-            **draft.facts, "epoch": "1", "created": repr(time.time()), "maker": self._maker,
+            **draft.facts, "epoch": "1", "created": repr(time.time()), "maker": _maker(os.getpid()),
             "store": terms.store or self._link.address,
             "ttl": str(int(terms.ttl)), "kept": str(int(terms.kept)),
             "host": platform.node(), "python": platform.python_version(),
@@ -248,15 +237,11 @@ class Acceptance:
         cap = "" if draft.cap is None else draft.cap
         steps = "" if terms.max_steps is None else terms.max_steps
         line = f"init|0|0|1|1|1|{steps}|{cap}|{'fl' if terms.ledger else 'f'}||"
-        pairs = [item for pair in cold.items() for item in pair]
-        key = f"{keys_of(draft.session)}c"
+        create, key = self._link.script(CREATE), f"{keys_of(draft.session)}c"
+        args = [line, *sender.begins(), *(item for pair in cold.items() for item in pair)]
         try:
-            if self._create([key], [line, *sender.begins(), *pairs]) != b"exists":
-                return True
-            return (
-                self._abandoned(draft.session)
-                and self._create([key], [line, *sender.begins(), *pairs]) != b"exists"
-            )
+            made = create([key], args) != b"exists"
+            return made or (self._abandoned(draft.session) and create([key], args) != b"exists")
         except KeyTaken as error:
             raise wrong_keys(self._link, draft.session) from error
 
@@ -271,13 +256,17 @@ class Acceptance:
         owner = owner_from(maker or b"")
         if owner is None or not is_gone(owner):
             return False
-        left: bytes = self._discard([f"{prefix}c"], [maker])
+        return self._discard(session, maker)
+
+    def _discard(self, session: str, maker: str | bytes) -> bool:
+        """Delete a submission that this process has not completed; return True if nothing of it is left."""
+        left: bytes = self._link.script(DISCARD)([f"{keys_of(session)}c"], [maker])
         return left == b"nothing"
 
     def _take_back(self, session: str, error: BaseException, *, certain: bool) -> None:
         """Delete what is half done, and say in the error how far it got. `certain`: it was never there."""
         with suppress(GraflowError):
-            if certain or self._discard([f"{keys_of(session)}c"], [self._maker]) == b"nothing":
+            if certain or self._discard(session, _maker(os.getpid())):
                 certain = True
                 self.unlist(session)
         if certain:
@@ -291,6 +280,12 @@ class Acceptance:
             client: Any = self._link.client
             client.zrem(SESSIONS, session)
             client.zrem(ACTIVE, session)
+
+
+@cache
+def _maker(pid: int) -> str:
+    """Return this process, as a session names its maker; a forked child is another one."""
+    return owner_text(describe(pid))
 
 
 def _with_end(pages: Iterable[Sequence[Op]]) -> Iterator[list[Op]]:

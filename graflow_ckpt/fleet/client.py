@@ -1,9 +1,11 @@
-"""The client: makes sessions of graphs and tasks, and has them found by workers.
+"""The client of a fleet: makes sessions of graphs and tasks, and has them found by workers.
 
+    fleet = connect("redis://…")         sessions by their ids, and somewhere to submit to
     checked -> program stored -> accepted (accepting.py) -> a handle
 
 Everything that can be refused is refused before anything is written. A user who only reads needs no key;
-what has to be sealed or opened says which one is missing.
+what has to be sealed or opened says which one is missing. Front ends load this module when something is
+submitted.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from blake3 import blake3
@@ -25,7 +29,10 @@ from redis import RedisError
 from graflow_ckpt.checkpoint.program import parcel as parcels
 from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.checkpoint.values.codec import check_storable
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import (
+    BadAddress,
+    GraflowError,
     GraphError,
     ServerFull,
     ServerGone,
@@ -38,21 +45,31 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.adopt import Standing, standing_at
 from graflow_ckpt.engine.attempt import digest_of
-from graflow_ckpt.engine.bind import bind, check_graph
+from graflow_ckpt.engine.bind import bind, check_graph, signature
 from graflow_ckpt.engine.resuming import program_file
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_context import Destination, adopt_into, new_id
-from graflow_ckpt.fleet.accepting import GIVEN, KEPT, TTL, Acceptance, Call, Draft, Terms, data_of, pages
+from graflow_ckpt.fleet.accepting import (
+    GIVEN,
+    Acceptance,
+    Call,
+    Draft,
+    Existing,
+    Terms,
+    call_of,
+    data_of,
+    pages,
+)
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked, sessions_in
 from graflow_ckpt.fleet.programs import Packed, ProgramMissing, Programs, proof
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import in_our_words
-from graflow_ckpt.links.redis import RedisLink, open_link
+from graflow_ckpt.links.redis import RedisLink, examine, open_link
 from graflow_ckpt.sessions.redis.names import check_names
 from graflow_ckpt.stores.around.keys import Keyring, uses_local_key
 
-__all__ = ["ACTIVE", "KEPT", "SESSIONS", "TTL", "Client", "Terms", "client_at"]
+__all__ = ["Client", "Existing", "Fleet", "Terms", "at", "connect"]
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
@@ -92,23 +109,12 @@ class Client:
         check_names(graph)
         check_graph(graph, settings, inputs, shared=True)
         cells = {name: check_storable(name, value) for name, value in inputs.items()}
-        packed = Packed.of(
-            parcels.make(
-                graph,
-                settings.workflow,
-                replace(settings, observers=()),  # they are told in the process that has them
-                program_file(),
-                given=inputs,
-                settings=settings.document(),
-            )
-        )
+        packed = Packed.of(_parcel(graph, settings, program_file(), given=inputs))
         ops: list[Op] = [("put", name, cell, -1) for name, cell in cells.items()]
         ops += [graph.routes[name].enqueue() for name in graph.starts]
-        asks = {n: o for n, r in graph.routes.items() if (o := r.options.on_interrupted) != "rerun"}
         facts = {
             "workflow": settings.workflow,
-            "tasks": str(sum(isinstance(node, Task) for node in graph.nodes.values())),
-            "io": json.dumps(asks),
+            **_facts(graph),
             "inputs": json.dumps({name: digest_of(cell) for name, cell in cells.items()}),
         }
         if terms.session is not None:
@@ -154,9 +160,7 @@ class Client:
         if known is not None:
             return known
         settings = Settings(workflow=task.name, on_failure="continue" if many else "pause")
-        parcel = parcels.make(
-            graph, task.name, settings, program_file(), calls=True, settings=settings.document()
-        )
+        parcel = _parcel(graph, settings, program_file(), calls=True)
         packed = Packed.of(parcel)
         if not parcel.bound:  # what is sent by value may use what has changed meanwhile
             self._packed.setdefault(task, {})[many] = packed
@@ -182,11 +186,10 @@ class Client:
             **facts, "code": packed.digest, "starts": text, "store": store,
             "proof": proof(cells, packed.digest, text, store),
         }  # fmt: skip
-        handle = Handle(self, session)
         self.programs.store(packed, keyring)
         draft = Draft(session, cold, pages, cap, terms)
-        self._acceptance.accept(draft, cells, lambda token, queue: self.post(session, token, queue))
-        return handle
+        self._acceptance.accept(draft, cells, partial(self.post, session))
+        return Handle(self, session)
 
     def post(self, session: str, token: str, queue: str) -> None:
         """Have a token carried; if RQ's server is away, a steward does it later."""
@@ -223,11 +226,8 @@ class Client:
         carried = standing.carried
         store = carried["store"] if "code" in carried else self.link.address  # where workers can write
         digest, starts = self._program(standing, keyring), json.dumps(standing.state.starts)
-        routes = standing.graph.routes.items()
-        asks = {name: o for name, route in routes if (o := route.options.on_interrupted) != "rerun"}
         facts: dict[str, str | bytes] = {
-            "code": digest, "store": store, "io": json.dumps(asks),
-            "tasks": str(sum(isinstance(node, Task) for node in standing.graph.nodes.values())),
+            "code": digest, "store": store, **_facts(standing.graph),
             "proof": proof(SealedCells(session, keyring), digest, starts, store),
             "flags": "f" + ("l" if "l" in carried.get("flags", "") else ""),
         }  # fmt: skip
@@ -245,16 +245,7 @@ class Client:
         calls, given = "bag" in carried, tuple(standing.state.values)
         if not calls:
             check_graph(standing.graph, settings, given, shared=True)
-        packed = Packed.of(
-            parcels.make(
-                standing.graph,
-                carried["workflow"],
-                settings,
-                calls=calls,
-                given=given,
-                settings=settings.document(),
-            )
-        )
+        packed = Packed.of(_parcel(standing.graph, settings, calls=calls, given=given))
         self.programs.store(packed, keyring)
         return packed.digest
 
@@ -298,18 +289,171 @@ def _digest(given: list[list[str]]) -> str:
     return blake3(json.dumps(given).encode()).hexdigest(16)
 
 
-Key = tuple[str, str, str, str]
-_clients: dict[Key, Client] = {}
+def _facts(graph: TaskGraph) -> dict[str, str]:
+    """Return what a session knows of its tasks: how many, and which are not simply run again."""
+    routes = graph.routes.items()
+    asks = {name: how for name, route in routes if (how := route.options.on_interrupted) != "rerun"}
+    tasks = sum(isinstance(node, Task) for node in graph.nodes.values())
+    return {"tasks": str(tasks), "io": json.dumps(asks)}
 
 
-def client_at(url: str, rq_url: str | None = None, on_new: Callable[[Client], None] | None = None) -> Client:
-    """Return the client of a server; one per process, server and key."""
-    key, file = (os.environ.get(f"GRAFLOW_CKPT_KEY{end}", "") for end in ("", "_FILE"))
-    where = (url, rq_url or url, key, file)
-    found = _clients.get(where)
-    if found is None:
+def _parcel(
+    graph: TaskGraph,
+    settings: Settings,
+    file: str | None = None,
+    *,
+    calls: bool = False,
+    given: Iterable[str] = (),
+) -> parcels.Parcel:
+    """Return the program of a graph. Observers stay here: they are told in the process that has them."""
+    manner, document = replace(settings, observers=()), settings.document()
+    return parcels.make(graph, settings.workflow, manner, file, calls=calls, given=given, settings=document)
+
+
+# --- fleets, as programs and front ends hold them ------------------------------------------
+
+
+class Submits(Protocol):
+    """A workflow, as a fleet sees it."""
+
+    def submit(self, url: Any, /, *args: Any, **options: Any) -> Handle: ...
+
+
+class Fleet:
+    """Workers and sessions behind one address."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def __repr__(self) -> str:
+        return f"<fleet at {self.address}>"
+
+    @property
+    def address(self) -> str:
+        """The address of the fleet, without a password."""
+        return self.client.link.address
+
+    def session(self, session: str) -> Handle:
+        """Return a session by its id, whichever client submitted it; raise NoSession if there is none."""
+        handle = self.client.session(session)
+        handle.status()
+        return handle
+
+    def sessions(self) -> list[str]:
+        """Return the ids of all that are kept, the newest first."""
+        return self.client.sessions()
+
+    # Any: what a task or a workflow is called with.
+    def submit(self, what: Task | Submits, *args: Any, **options: Any) -> Handle:
+        """Submit a workflow with the arguments of its `submit`, or a task with those of the call."""
+        found: Handle
+        if isinstance(what, Task):
+            found = what.submit(*args, url=self, **options)  # type: ignore[attr-defined]  # decorated
+        else:
+            found = what.submit(self, *args, **options)
+        return found
+
+    def close(self) -> None:
+        self.client.close()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+Where = str | Fleet | None
+"""An address, a fleet, or None for what GRAFLOW_CKPT_REDIS_URL names."""
+
+
+def connect(url: str | None = None) -> Fleet:
+    """Connect to the fleet of an address, or of the environment."""
+    return Fleet(at(url))
+
+
+def at(where: Where) -> Client:
+    """Return the client of a fleet; one per process, server and key."""
+    if isinstance(where, Fleet):
+        return where.client
+    url, rq_url, *key = (
+        os.environ.get(f"GRAFLOW_CKPT_{name}", "") for name in ("REDIS_URL", "RQ_URL", "KEY", "KEY_FILE")
+    )
+    url = where or url
+    if not url:
+        raise BadAddress(
+            "There is no fleet to submit to.", hint='Give url="redis://…", or set GRAFLOW_CKPT_REDIS_URL.'
+        )
+    known = (url, rq_url, *key)
+    if known not in _clients:
         link = open_link(url)
-        found = _clients[where] = Client(link, open_link(rq_url) if rq_url else None)
-        if on_new is not None:
-            on_new(found)
-    return found
+        _clients[known] = Client(link, open_link(rq_url) if rq_url else None)
+        _warn(link)
+    return _clients[known]
+
+
+_clients: dict[tuple[str, ...], Client] = {}
+
+
+def _warn(link: RedisLink) -> None:
+    """Warn of a server that loses sessions by its nature; the workers say more when they start."""
+    try:
+        found = examine(link)
+    except GraflowError:  # whatever it is, the next request reports it
+        return
+    for finding in found:
+        if finding.level == "error" or "maxmemory-policy" in finding.what:
+            log.warning("%s: %s %s", link.address, finding.what, finding.hint)
+
+
+# --- submitting: Any, here and below, for arguments are whatever the user passes -----------
+
+
+def terms_of(session: str | None, **options: Any) -> Terms:
+    """Return the terms of those options that were given."""
+    return Terms(session, **{name: value for name, value in options.items() if value is not None})
+
+
+def refuse_clash(task: Task, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Refuse a keyword that the body has, too: which of them is meant must not be guessed."""
+    for name in signature(task.func)[0][len(args) :]:
+        if options.get(name) is not None:
+            raise TypeError(
+                f"{task.name}.submit({name}=…): {task.name} has a parameter {name!r}, and so has submit(). "
+                f"Give the arguments apart: {task.name}.submit_call(args, kwargs, {name}=…)."
+            )
+
+
+def _terms_of(what: str, task: Task, key: str | None, options: Mapping[str, Any]) -> Terms:
+    """Return the terms of calls; raise GraphError for an option that there is not."""
+    known = [field.name for field in fields(Terms) if field.name != "session"] + ["key", "url"]
+    for name in options.keys() - known:
+        near = get_close_matches(name, known, 1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(sorted(known))}."
+        if name in ("session", "session_id"):
+            hint = "Give key=...: calls under the same key are the same session, whose id is handle.session."
+        raise GraphError(f"{task.name}.{what}() has no option {name!r}.", hint=hint, option=name)
+    return terms_of(_session(task, key), **options)
+
+
+def submit_call(
+    task: Task, args: Sequence[Any], kwargs: Mapping[str, Any], url: Where, key: str | None, **options: Any
+) -> Handle:
+    terms = _terms_of("submit_call", task, key, options)
+    return at(url).submit_calls(task, None, terms, (args, kwargs))
+
+
+def submit_calls(task: Task, calls: Iterable[Any], url: Where, key: str | None, **options: Any) -> Handle:
+    terms = _terms_of("submit_many", task, key, options)
+    return at(url).submit_calls(task, map(call_of, calls), terms)
+
+
+def _session(task: Task, key: str | None) -> str | None:
+    """Return the session of a task under a key: the same for every client that submits it."""
+    if key is None:
+        return None
+    arguments.kind("key", key, str, "a text")
+    if not key:
+        raise ValueError("key='' would make all calls one execution.")
+    readable = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in f"{task.name}-{key}")
+    return f"{readable[:40]}-{blake3(f'{task.name}/{key}'.encode()).hexdigest(6)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from graflow_ckpt.core.errors import PackageMissing
 
 if TYPE_CHECKING:
-    from graflow_ckpt.fleet.door import Fleet
+    from graflow_ckpt.fleet.client import Fleet
 
 
 def connect(url: str | None = None) -> Fleet:
@@ -20,9 +20,9 @@ def connect(url: str | None = None) -> Fleet:
 
 # Any: a module of a layer beside this one, which is named here and imported nowhere.
 def fleet() -> Any:
-    """Return the module that front ends ask for a fleet: fleet/door.py."""
+    """Return the module that front ends ask for a fleet: fleet/client.py."""
     with needed():
-        return import_module("graflow_ckpt.fleet.door")
+        return import_module("graflow_ckpt.fleet.client")
 
 
 @contextmanager

@@ -54,7 +54,7 @@ from graflow_ckpt.stores import Place, address_of
 
 if TYPE_CHECKING:  # the engine is loaded when something is executed
     from graflow_ckpt.engine.context import ExecutionContext
-    from graflow_ckpt.fleet.door import Existing, Where
+    from graflow_ckpt.fleet.client import Existing, Where
     from graflow_ckpt.fleet.handle import Handle
 
 

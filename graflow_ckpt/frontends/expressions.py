@@ -21,7 +21,7 @@ from graflow_ckpt.core.task import All, AtLeast, BestEffort, Group, GroupPolicy,
 from graflow_ckpt.frontends.door import fleet
 
 if TYPE_CHECKING:  # the fleet needs packages that are optional
-    from graflow_ckpt.fleet.door import Existing, Where
+    from graflow_ckpt.fleet.client import Existing, Where
     from graflow_ckpt.fleet.handle import Handle
 
 Expression = Any  # DecoratedTask | Chain | Parallel; Joined says what they share
@@ -72,7 +72,7 @@ class DecoratedTask(Task, Joined):
         registered(bound)
         return bound
 
-    # --- on a fleet: see fleet/door.py -----------------------------------------------------
+    # --- on a fleet: see fleet/client.py -----------------------------------------------------
 
     def submit(
         self,

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.fleet.client import Terms, client_at
+from graflow_ckpt.fleet.client import Client, Terms, connect
 from graflow_ckpt.fleet.lists import ACTIVE
+from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.redis.keys import keys_of
 from tests.crash import fleet as tasks
 from tests.crash.fleet import alive, begun, go, killed, lines, noted, pool, ready_pool
@@ -149,8 +150,8 @@ def test_a_token_that_an_idle_worker_took_with_it_is_given_to_another_at_once(
         (worker,) = fleet.ready() and fleet.workers()
         os.kill(worker, signal.SIGSTOP)
         handle = tasks.call(tasks.quick, redis_url, tmp_path, "a")
-        queue = client_at(redis_url).carrier.queue("default")
-        redis = client_at(redis_url).link.client
+        client = connect(redis_url).client
+        queue, redis = client.carrier.queue("default"), client.link.client
         # what BLMOVE has done for it, a moment before it died
         until(lambda: redis.llen(queue.key) or redis.llen(queue.intermediate_queue_key))
         redis.lmove(queue.key, queue.intermediate_queue_key)
@@ -194,7 +195,7 @@ def test_what_killed_workers_ran_is_gone_on_with_within_half_a_second(redis_url:
 def test_a_list_that_the_server_forgot_is_written_anew(redis_url: str, tmp_path: Path) -> None:
     with ready_pool(redis_url, tmp_path, n=1):
         handle = tasks.call(tasks.quick, redis_url, tmp_path, "a", delay=1.0)
-        redis = client_at(redis_url).link.client
+        redis = connect(redis_url).client.link.client
         redis.delete(ACTIVE)  # as if it had come back from an older log
 
         assert handle.result(20) == "a"
@@ -429,7 +430,7 @@ def test_a_server_that_is_away_for_longer_than_a_lease_takes_nothing_from_the_li
 def test_all_that_rq_knew_may_be_lost(redis_url: str, own_redis: Servers, tmp_path: Path) -> None:
     rq = own_redis()
     with ready_pool(redis_url, tmp_path, rq_url=rq.url, n=1):
-        client = client_at(redis_url, rq.url)
+        client = Client(open_link(redis_url), open_link(rq.url))
         handles = [
             client.submit_calls(tasks.held, None, Terms(), ((str(tmp_path), name), {})) for name in ("a", "b")
         ]

@@ -53,7 +53,7 @@ from graflow_ckpt.checkpoint.retention import Retention
 from graflow_ckpt.core.policy import Policy
 from graflow_ckpt.engine.context import CycleController, Inputs
 from graflow_ckpt.engine.task_context import TaskChannel
-from graflow_ckpt.fleet.door import Fleet
+from graflow_ckpt.fleet.client import Fleet
 from graflow_ckpt.fleet.handle import Handle, Progress
 from graflow_ckpt.fleet.status import Failure, Status
 from graflow_ckpt.frontends.expressions import Chain, DecoratedTask, Decorator, Parallel

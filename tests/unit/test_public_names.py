@@ -94,7 +94,7 @@ def test_a_command_about_a_fleet_names_what_to_install(command: str) -> None:
 
 
 def test_another_import_that_fails_is_not_taken_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "graflow_ckpt.fleet.door", raising=False)
+    monkeypatch.delitem(sys.modules, "graflow_ckpt.fleet.client", raising=False)
     monkeypatch.setitem(sys.modules, "blake3", None)
 
     with pytest.raises(ModuleNotFoundError, match="blake3"):

@@ -7,7 +7,7 @@ goes away while a caller waits is waited for; one that is away when a question i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
@@ -168,27 +168,18 @@ class Handle:
             raise self._of_calls(failed)
         with self._readable():
             names = _results_of(workflow.decode(), int(calls))
-        sender = RedisSession(self._link, self.session, self._cells)
         found: list[Any] = []
-        try:
+        with closing(RedisSession(self._link, self.session, self._cells)) as reader:
             for start in range(0, len(names), _PAGE):
                 page = names[start : start + _PAGE]
-                read = sender.read_all(page)
-                found += [
-                    None if f is None else from_cells(n, f[0], f[2])
-                    for n, (f, _) in zip(page, read, strict=True)
-                ]
-        finally:
-            sender.close()
+                read = zip(page, reader.read_all(page), strict=True)
+                found += [None if f is None else from_cells(n, f[0], f[2]) for n, (f, _) in read]
         return found
 
     def value(self, name: str, default: Any = None) -> Any:
         """Return a value of the session's channel."""
-        sender = RedisSession(self._link, self.session, self._cells)
-        try:
-            found = sender.read(name)
-        finally:
-            sender.close()
+        with closing(RedisSession(self._link, self.session, self._cells)) as reader:
+            found = reader.read(name)
         return default if found is None else from_cells(name, found[0], found[2])
 
     def failures(self) -> dict[str, Failure]:
@@ -281,22 +272,16 @@ class Handle:
             return
         with asked(self._link, **{f"{self._prefix}own": "hash"}):
             tokens = self._redis.hkeys(f"{self._prefix}own")
-        for token in tokens:
-            release(
-                self._link, self.session, self._cells, token.decode(errors="replace"), "it was cancelled",
-                forced=True, crashed=False,
-            )  # fmt: skip
+        for token in (token.decode(errors="replace") for token in tokens):
+            why = "it was cancelled"
+            release(self._link, self.session, self._cells, token, why, forced=True, crashed=False)
 
     def _commit(self, ops: list[Op]) -> str:
         """Commit one transition from outside; return the status that it leads to."""
-        sender = RedisSession(
-            self._link, self.session, self._cells, post=partial(self._client.post, self.session)
-        )
-        try:
+        post = partial(self._client.post, self.session)
+        with closing(RedisSession(self._link, self.session, self._cells, post=post)) as sender:
             sender.commit(ops)
             return sender.status
-        finally:
-            sender.close()
 
     def _cannot(self, what: str) -> SessionError:
         status = self.status().status

@@ -304,12 +304,8 @@ def _examine(settings: PoolSettings) -> None:
             link = open_link(url)
             for finding in examine(link):
                 if finding.level != "ok":
-                    log.log(
-                        logging.ERROR if finding.level == "error" else logging.WARNING,
-                        "%s %s",
-                        finding.what,
-                        finding.hint,
-                    )
+                    level = logging.ERROR if finding.level == "error" else logging.WARNING
+                    log.log(level, "%s %s", finding.what, finding.hint)
             link.close()
         except ServerGone as error:
             log.warning("the workers wait for their server: %s", error)
@@ -334,25 +330,13 @@ KEYS = ("session", "task", "step", "attempt", "token", "worker")
 _QUIET = ("rq", "rq.worker", "rq.job", "rq.queue", "rq.scheduler", "rq.registry")
 
 
-class Named(logging.Filter):
-    """Every line says which process of the pool it is from."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.__dict__.get("worker") is None:
-            record.__dict__["worker"] = self._name
-        return True
-
-
 class LineFormatter(logging.Formatter):
-    """A record as one line; secrets are starred out."""
+    """A record as one line, which says which process of the pool it is from; secrets are starred out."""
 
-    def __init__(self, manner: Manner, secrets: Sequence[str] = ()) -> None:
+    def __init__(self, manner: Manner, name: str, secrets: Sequence[str]) -> None:
         super().__init__()
         self._json = manner == "json"
+        self._name = name
         self._secrets = [secret for secret in secrets if secret]
 
     def format(self, record: logging.LogRecord) -> str:
@@ -367,7 +351,7 @@ class LineFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **_facts(record),
+            **self._facts(record),
             "pid": record.process,
         }
         if record.exc_info:
@@ -375,7 +359,7 @@ class LineFormatter(logging.Formatter):
         return json.dumps(facts, default=str)
 
     def _as_text(self, record: logging.LogRecord) -> str:
-        facts = _facts(record)
+        facts = self._facts(record)
         worker = facts.pop("worker", "")
         line = f"{_time(record)} {record.levelname:<7} {worker}: {record.getMessage()}"
         words = set(re.split(r"[^\w-]+", record.getMessage()))
@@ -385,22 +369,21 @@ class LineFormatter(logging.Formatter):
             line += "\n" + self.formatException(record.exc_info)
         return line
 
+    def _facts(self, record: logging.LogRecord) -> dict[str, Any]:
+        found = {key: record.__dict__.get(key) for key in KEYS}
+        found["worker"] = found["worker"] or self._name
+        return {key: value for key, value in found.items() if value is not None}
+
 
 def _time(record: logging.LogRecord) -> str:
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     return f"{whole}.{int(record.msecs):03d}Z"
 
 
-def _facts(record: logging.LogRecord) -> dict[str, Any]:
-    found = {key: record.__dict__.get(key) for key in KEYS}
-    return {key: value for key, value in found.items() if value is not None}
-
-
 def begin_log(manner: Manner, name: str, secrets: Sequence[str] = ()) -> None:
     """Log like that in this process from now on. Called again by each child, under its own name."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(manner, secrets))
-    handler.addFilter(Named(name))
+    handler.setFormatter(LineFormatter(manner, name, secrets))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
@@ -480,7 +463,7 @@ class Estate:
                 debt = self._debts[0]
                 take(hands, debt.run.session, debt.run.token, debt.why, forced=True, crashed=debt.crashed)
                 del self._debts[0]
-            while self._left:
+            if self._left:
                 _return(hands, self._queues)
                 self._left = False
             while self._names:
@@ -492,9 +475,7 @@ class Estate:
             if not self._said:
                 log.warning("what a dead process held waits: %s", error)
             self._said = True
-            self._debts.append(
-                self._debts.pop(0)
-            ) if self._debts else None  # a frozen one does not hold up others
+            self._debts = [*self._debts[1:], *self._debts[:1]]  # a frozen one does not hold up others
         except GraflowError as error:
             log.warning("what a dead process held is left to the stewards: %s", error)
             del self._debts[:1]

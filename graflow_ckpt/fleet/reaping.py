@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -148,10 +149,6 @@ def _count_fall(link: RedisLink, session: str, token: str, why: str) -> None:
             return
         falls = int(client.hincrby(f"{prefix}h", FALLS, 1))
     if falls >= CRASH_BUDGET:
-        sender = RedisSession(link, session, OPAQUE)
-        sender.patience = 0
-        try:
+        with closing(RedisSession(link, session, OPAQUE, patience=0)) as sender:
             fell = f"its program has taken its worker down {falls} times before any task"
             sender.commit([("status", "paused", f"WorkerDied: {fell}; at last {why}")])
-        finally:
-            sender.close()

@@ -32,17 +32,6 @@ from graflow_ckpt.links.addresses import no_cluster
 try:
     import redis
     from redis import exceptions as theirs
-    from redis.backoff import NoBackoff
-    from redis.connection import (
-        AbstractConnection,
-        Connection,
-        ConnectionPool,
-        SSLConnection,
-        UnixDomainSocketConnection,
-        parse_url,
-    )
-    from redis.retry import Retry
-    from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 except ModuleNotFoundError as missing:
     raise not_installed(missing, "A Redis server cannot be used", "fleet") from missing
 
@@ -52,26 +41,14 @@ try:
 except ModuleNotFoundError:
     hiredis = None  # the half of redis-py that is written in C; it also does without, more slowly
 
-__all__ = [
-    "Connection",
-    "ConnectionPool",
-    "MasterNotFoundError",
-    "NoBackoff",
-    "Retry",
-    "SSLConnection",
-    "Sentinel",
-    "SentinelConnectionPool",
-    "UnixDomainSocketConnection",
-    "hiredis",
-    "parse_url",
-    "redis",
-    "theirs",
-]
+__all__ = ["hiredis", "redis", "theirs"]
 
 SILENT: dict[str, Any] = {}
 """So that redis-py does not read its own version from the disk at each connect, and tell it to the server."""
 
-if "driver_info" in signature(AbstractConnection.__init__).parameters:  # from redis-py 7.1 on
+if (
+    "driver_info" in signature(redis.connection.AbstractConnection.__init__).parameters
+):  # from redis-py 7.1 on
     SILENT["driver_info"] = None
 
 
@@ -79,7 +56,6 @@ BROKEN: Final = (ValueError, TypeError, LookupError, ArithmeticError, AttributeE
 """What bytes that mean nothing raise when they are taken apart."""
 
 Key = bytes | str
-ResponseError = theirs.ResponseError  # for calls that a server may not know or allow
 
 _REFUSED = "Check user and password of the address, and what the server's ACL allows that user."
 _PASSING = "It may pass: try again in a moment."
@@ -138,7 +114,9 @@ def in_our_words(
     if code in _OF_A_CLUSTER:  # one that may not say at the door what it is
         refused = no_cluster(address)
         return ServerRefuses(f"{refused.message} It answers: {text}.", hint=refused.hint, address=address)
-    if isinstance(error, MasterNotFoundError):  # its text shows the sentinels' clients with all options
+    if isinstance(
+        error, redis.sentinel.MasterNotFoundError
+    ):  # its text shows the sentinels' clients with all options
         none = f"{address} is watched by no sentinel that answers and knows its master."
         return ServerGone(none, hint=_PASSING, address=address)
     if (known := _KNOWN.get(code)) is not None:

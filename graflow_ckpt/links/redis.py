@@ -24,21 +24,7 @@ from urllib.parse import urlencode
 
 from graflow_ckpt.core.errors import BadAddress, ServerGone, ServerTooOld
 from graflow_ckpt.links.addresses import Address, no_cluster, options_of, parse
-from graflow_ckpt.links.complaints import (
-    SILENT,
-    Connection,
-    ConnectionPool,
-    NoBackoff,
-    Retry,
-    Sentinel,
-    SentinelConnectionPool,
-    SSLConnection,
-    UnixDomainSocketConnection,
-    parse_url,
-    redis,
-    theirs,
-    translated,
-)
+from graflow_ckpt.links.complaints import SILENT, redis, theirs, translated
 from graflow_ckpt.links.wire import Script, Wire
 
 log = logging.getLogger("graflow_ckpt.sessions")
@@ -58,9 +44,9 @@ def client_to(address: Address, timeout: float) -> redis.Redis:
     if address.kind == "sentinel":
         return _tidy(redis.Redis(connection_pool=_watched(address, settings, timeout)))
     if address.scheme == "unix":
-        return _new_client(UnixDomainSocketConnection, {**settings, "path": address.path})
+        return _new_client(redis.UnixDomainSocketConnection, {**settings, "path": address.path})
     host, port = _bare(address.hosts[0])
-    kind = SSLConnection if address.tls else Connection
+    kind = redis.SSLConnection if address.tls else redis.Connection
     return _new_client(kind, {**settings, "host": host, "port": port})
 
 
@@ -71,8 +57,8 @@ def client_of(client: redis.Redis, timeout: float) -> redis.Redis:
         name: value for name, value in pool.connection_kwargs.items() if not name.startswith(_NOT_OURS)
     }
     settings |= _manners(timeout)
-    if isinstance(pool, SentinelConnectionPool):
-        sentinels = Sentinel([])
+    if isinstance(pool, redis.SentinelConnectionPool):
+        sentinels = redis.Sentinel([])
         sentinels.sentinels = pool.sentinel_manager.sentinels
         settings.pop("connection_pool", None)
         return _tidy(sentinels.master_for(pool.service_name, redis.Redis, **settings))
@@ -81,7 +67,7 @@ def client_of(client: redis.Redis, timeout: float) -> redis.Redis:
 
 def _new_client(kind: type[Any], settings: Settings) -> redis.Redis:
     kind(**settings)  # connects to nothing: an option that is not known shows here, and not in mid-run
-    return _tidy(redis.Redis(connection_pool=ConnectionPool(connection_class=kind, **settings)))
+    return _tidy(redis.Redis(connection_pool=redis.ConnectionPool(connection_class=kind, **settings)))
 
 
 def _tidy(client: redis.Redis) -> redis.Redis:
@@ -90,21 +76,21 @@ def _tidy(client: redis.Redis) -> redis.Redis:
     return client
 
 
-def _watched(address: Address, settings: Settings, timeout: float) -> SentinelConnectionPool:
+def _watched(address: Address, settings: Settings, timeout: float) -> redis.SentinelConnectionPool:
     own = {
         name.removeprefix("sentinel_"): value
         for name, value in address.secrets.items()
         if name.startswith("sentinel_")
     }
-    sentinels = Sentinel(
+    sentinels = redis.Sentinel(
         [_bare(host) for host in address.hosts], sentinel_kwargs={**_manners(timeout), **_keepalive(), **own}
     )
-    return SentinelConnectionPool(address.service, sentinels, ssl=address.tls, **settings)
+    return redis.SentinelConnectionPool(address.service, sentinels, ssl=address.tls, **settings)
 
 
 def _settings(address: Address, timeout: float) -> Settings:
     try:
-        given = parse_url(f"redis://?{urlencode(address.options)}")
+        given = redis.connection.parse_url(f"redis://?{urlencode(address.options)}")
     except ValueError as error:
         raise BadAddress(f"An option of the address {address} cannot be read: {error}") from None
     settings = {"db": address.db, **options_of(address.secrets), **_manners(timeout)}
@@ -120,7 +106,7 @@ def _manners(timeout: float) -> Settings:
         "protocol": 2,
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
-        "retry": Retry(NoBackoff(), 0),
+        "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
         "health_check_interval": 0,
         **SILENT,
     }
@@ -249,7 +235,7 @@ def _address_of(client: redis.Redis) -> Address:
     db = int(settings.get("db") or 0)
     if "path" in settings:
         return Address("unix", path=settings["path"], db=db, secrets=_secrets(settings))
-    if isinstance(pool, SentinelConnectionPool):
+    if isinstance(pool, redis.SentinelConnectionPool):
         found = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
         hosts = tuple((kwargs["host"], int(kwargs["port"])) for kwargs in found)
         return Address("redis+sentinel", hosts, service=pool.service_name, db=db, secrets=_secrets(settings))

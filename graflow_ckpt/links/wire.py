@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 
 from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.links.complaints import (
-    Connection,
     Key,
     code_of,
     hiredis,
@@ -115,7 +114,9 @@ _CHUNK = 1 << 16
 def line_of(connection: Any) -> BareLine | SlowLine:
     """Return the quickest way to speak over a connection of redis-py that is open."""
     sock = getattr(connection, "_sock", None)
-    as_usual = type(connection).read_response is Connection.read_response  # a sentinel's looks at replies
+    as_usual = (
+        type(connection).read_response is redis.Connection.read_response
+    )  # a sentinel's looks at replies
     if hiredis is not None and as_usual and type(sock) is socket.socket:
         return BareLine(sock, connection.socket_timeout)
     return SlowLine(connection)

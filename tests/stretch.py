@@ -24,10 +24,16 @@ def stretched(seconds: float) -> float:
     return seconds * max(1.0, (time.perf_counter() - began) / SPIN)
 
 
+def comes(found: Callable[[], T], within: float = LONG) -> T:
+    """Return what `found` returns once it returns something; its last answer if it never does."""
+    deadline = time.monotonic() + within
+    while not (value := found()) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return value
+
+
 def until(found: Callable[[], T], within: float = LONG) -> T:
     """Return what `found` returns once it returns something."""
-    deadline = time.monotonic() + within
-    while not (value := found()):
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.005)
+    value = comes(found, within)
+    assert value, "it did not come to that"
     return value

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -16,9 +14,9 @@ from graflow_ckpt import task, workflow
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.health import WorkerFacts, pools
 from graflow_ckpt.fleet.status import Status
-from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.stores.around.keys import Keyring, new_key
+from graflow_ckpt.stores.around.keys import new_key
 from tests.acceptance.command_line import GRAFLOW, Ended, Terminal, ended, inside
+from tests.pools import Pool, client_at, surroundings
 from tests.servers import Server
 from tests.stretch import until
 
@@ -75,18 +73,6 @@ with workflow("slow") as ctx:
 """
 
 
-@dataclass(frozen=True)
-class Pool:
-    """A pool that runs."""
-
-    process: subprocess.Popen[bytes]
-    path: Path
-
-    @property
-    def log(self) -> str:
-        return self.path.read_text()
-
-
 @task
 def never() -> None:
     raise AssertionError("nobody works here")
@@ -133,7 +119,7 @@ class Fleet:
 
     @cached_property
     def client(self) -> Client:
-        return Client(open_link(self.url), keyring=Keyring.load({"GRAFLOW_CKPT_KEY": self.key}, local=False))
+        return client_at(self.url, self.key)
 
     def put(self, session: str, name: str = "etl") -> None:
         """A session of one task that nobody is to run."""
@@ -153,32 +139,12 @@ class Fleet:
         self, *arguments: str, workers: int = 1, folder: Path | None = None, **environment: str
     ) -> Iterator[Pool]:
         """`graflow-ckpt worker`, when all of its workers have given a sign of life."""
-        path = (folder or Path.cwd()) / "pool.log"
-        with path.open("w") as log:
-            process = subprocess.Popen(
-                [SCRIPT, "worker", "-n", str(workers), *arguments],
-                cwd=path.parent,
-                env={**os.environ, **self.environment, **environment},
-                stdout=log,
-                stderr=log,
-            )
-        pool = Pool(process, path)
-        try:
-            until(lambda: self._alive(pool) == workers)
+        variables = {**surroundings(), **self.environment, **environment}
+        command = [SCRIPT, "worker", "-n", str(workers), *arguments]
+        with Pool(self.url, folder or Path.cwd(), variables, command) as pool:
+            pool.ready()
             yield pool
-        finally:
-            process.kill()  # its workers die with it
-            process.wait()
-            self.check(pool.log)
-
-    def _alive(self, pool: Pool) -> int:
-        assert pool.process.poll() is None, pool.log
-        return sum(
-            worker.state == "idle"
-            for found in pools(self.client.link)
-            if found.owner.pid == pool.process.pid
-            for worker in found.workers
-        )
+        self.check(pool.said)
 
     def terminal(self, *arguments: str) -> Terminal:
         return Terminal(*arguments, **self.environment)

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from graflow_ckpt import task
-from tests.chaos.pools import note
+from tests.chaos.tasks import note
 
 GATE = "CHAOS_GATE"
 """In the environment of the workers: a file for which `waiting` waits."""

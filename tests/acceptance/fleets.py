@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from typing import Any
 from graflow_ckpt import workflow
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.stores.around.keys import Keyring
 from tests.acceptance.fleet_tasks import GATE
-from tests.chaos.pools import KEY, RUNS, Pool, private_server, until
 from tests.chaos.records import Commit, Line, ledger_of, lines
+from tests.chaos.tasks import RUNS
+from tests.pools import KEY, Pool, client_at, directly, surroundings
 from tests.servers import Server
+from tests.stretch import comes
 
 
 @dataclass
@@ -28,19 +28,21 @@ class Fleet:
     folder: Path
     pools: list[Pool] = field(default_factory=list)
 
-    def pool(self, name: str = "", *, url: str = "", **settings: str) -> Pool:
-        """Not started yet; settings by their names: `workers="2"`."""
-        given = {RUNS: str(self.folder / "runs"), GATE: str(self.gate)}
-        made = Pool(
-            name or f"pool{len(self.pools)}", url or self.server.url, self.folder, **given, **settings
-        )
+    def pool(
+        self, name: str = "", *, url: str = "", environment: dict[str, str] | None = None, **settings: Any
+    ) -> Pool:
+        """Not started yet."""
+        url = url or self.server.url
+        given = surroundings(key=KEY) | {RUNS: str(self.folder / "runs"), GATE: str(self.gate)}
+        name = name or f"pool{len(self.pools)}"
+        made = Pool(url, self.folder, given | (environment or {}), directly(url, **settings), name)
         self.pools.append(made)
         return made
 
     def ready(self, workers: int) -> None:
         """Until so many workers wait for work."""
         rq = self.client.carrier.connection
-        assert until(lambda: len(rq.smembers("rq:workers")) == workers), self.said
+        assert comes(lambda: len(rq.smembers("rq:workers")) == workers), self.said
 
     def submit(self, *expressions: Any, session: str = "one", **settings: Any) -> Handle:
         """A session of these, with a ledger."""
@@ -65,7 +67,7 @@ class Fleet:
         def found() -> list[Line]:
             return [line for line in self.lines(what) if line.task == task]
 
-        assert until(lambda: len(found()) >= count), self.said
+        assert comes(lambda: len(found()) >= count), self.said
         return found()[count - 1]
 
     def ledger(self, session: str = "one") -> list[Commit]:
@@ -80,14 +82,9 @@ class Fleet:
 
 
 @contextmanager
-def fleet(folder: Path, **config: str) -> Iterator[Fleet]:
-    with private_server(**config) as server:
-        keyring = Keyring.load({"GRAFLOW_CKPT_KEY": KEY}, local=False)
-        client = Client(open_link(server.url), keyring=keyring)
-        try:
-            yield Fleet(server, client, folder)
-        finally:
-            client.close()
+def fleet(folder: Path, appendonly: str = "yes") -> Iterator[Fleet]:
+    with Server({"appendonly": appendonly}) as server, closing(client_at(server.url)) as client:
+        yield Fleet(server, client, folder)
 
 
 def intervals(found: list[Line]) -> list[tuple[float, float, int]]:

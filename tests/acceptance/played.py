@@ -24,7 +24,7 @@ from graflow_ckpt.core.facts import Claim, Outcome
 from graflow_ckpt.frontends.dsl import Workflow
 from tests.acceptance.oracle import End
 from tests.acceptance.program import Body, Program, mix
-from tests.chaos.pools import expression
+from tests.chaos.tasks import expression
 
 RESULT = ".__result__"
 MEETING = 10.0  # seconds: only a hang takes so long

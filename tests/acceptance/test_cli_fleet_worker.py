@@ -14,9 +14,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from graflow_ckpt import CheckpointManager
 from graflow_ckpt.fleet.health import PoolFacts, pools
-from tests.acceptance.command_line import LONG, program
+from tests.acceptance.command_line import program
 from tests.acceptance.fleet_line import SECRET, Fleet
-from tests.chaos.pools import until
+from tests.stretch import comes
 
 
 def only(fleet: Fleet) -> PoolFacts:
@@ -39,7 +39,7 @@ def test_a_pool_serves_what_the_file_says_unless_a_flag_says_otherwise(
         assert (found.queues, len(found.workers)) == (("gpu", "default"), 1)
         assert "completed after 4 steps" in fleet("submit", "etl.py", "--wait", **nothing).err
         assert fleet("worker", "--health", **nothing).out.startswith(f"pool {found.pool}: 1 workers")
-        facts = [json.loads(line) for line in pool.log.splitlines() if line.startswith("{")]
+        facts = [json.loads(line) for line in pool.said.splitlines() if line.startswith("{")]
 
     assert {fact["worker"] for fact in facts} == {"pool"}
     assert fleet.shown in facts[-1]["message"]
@@ -50,10 +50,10 @@ def test_a_pool_that_is_told_to_stop_drains_and_its_probe_sees_it(fleet: Fleet) 
         assert fleet("worker", "--health", "--json").document["healthy"]
         assert not fleet("worker", "--health", "--queues", "gpu", "--json", status=1).document["healthy"]
 
-        pool.process.send_signal(signal.SIGTERM)
+        pool.signal(signal.SIGTERM)
 
-        assert pool.process.wait(LONG) == 0
-        assert "draining: SIGTERM" in pool.log
+        assert pool.wait() == 0
+        assert "draining: SIGTERM" in pool.said
     assert "No pool of workers runs here" in fleet("worker", "--health", status=1).out
 
 
@@ -66,7 +66,7 @@ def test_what_a_task_prints_is_in_the_log_while_its_worker_lives(fleet: Fleet) -
 
     with fleet.pool(PYTHONUNBUFFERED="") as pool:
         fleet("submit", "said.py", "--wait")
-        assert until(lambda: "here it is" in pool.log, within=10)
+        assert comes(lambda: "here it is" in pool.said, within=10)
 
 
 def test_modules_are_found_in_the_working_folder_and_can_be_loaded_before(
@@ -252,8 +252,8 @@ def test_what_a_worker_runs_is_told_counted_and_traced(fleet: Fleet, own_folder:
     )
     assert sum(filter(None, saves)) == 2
     assert registry.get_sample_value("graflow_tasks_total", {"outcome": "done"}) == 4
-    assert "the observer watching:broken could not be made" in pool.log
-    assert "failed on task_ended" in pool.log
+    assert "the observer watching:broken could not be made" in pool.said
+    assert "failed on task_ended" in pool.said
 
 
 def test_an_observer_that_is_not_there_keeps_the_pool_from_starting(fleet: Fleet, own_folder: Path) -> None:

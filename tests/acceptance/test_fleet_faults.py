@@ -22,10 +22,10 @@ from graflow_ckpt.fleet.client import Terms
 from tests.acceptance.fleet_tasks import ask, make, named, wait
 from tests.acceptance.fleets import Fleet, fleet
 from tests.chaos.model import draw, expected
-from tests.chaos.pools import build, pools, until
 from tests.chaos.records import check, lines, session_of, tokens_left
+from tests.chaos.tasks import PACE, build
 from tests.proxy import Proxy
-from tests.stretch import stretched
+from tests.stretch import comes, stretched
 
 pytestmark = pytest.mark.crash
 
@@ -68,7 +68,7 @@ def test_workers_whose_replies_get_lost_commit_each_task_once(mine: Fleet) -> No
     model = expected(program)
     flow = build(program, "one")
 
-    with Proxy(mine.server) as proxy, pools(mine.pool(url=proxy.url, workers="2", CHAOS_PACE="0.2")):
+    with Proxy(mine.server) as proxy, mine.pool(url=proxy.url, n=2, environment={PACE: "0.2"}):
 
         def lose_one() -> bool:
             proxy.drop_next_reply(BY_TOKEN)
@@ -81,7 +81,7 @@ def test_workers_whose_replies_get_lost_commit_each_task_once(mine: Fleet) -> No
             assert handle.wait(60).status == "completed", mine.said
         proxy.resume()
         rq = mine.client.carrier.connection
-        until(lambda: not tokens_left(mine.client.link, rq, "one"), 10.0)
+        comes(lambda: not tokens_left(mine.client.link, rq, "one"), 10.0)
 
     session = session_of(mine.client.link, rq, "one", mine.client.keyring)
     verdict = check(model, mine.ledger(), lines(mine.folder / "runs"), session)
@@ -95,7 +95,7 @@ def test_a_server_that_forgets_its_scripts_is_told_them_again(mine: Fleet) -> No
     def forget() -> bool:
         return bool(mine.server.ask("SCRIPT", "FLUSH"))
 
-    with pools(mine.pool(workers="2")), again_and_again(forget, 0.02) as forgotten:
+    with mine.pool(n=2), again_and_again(forget, 0.02) as forgotten:
         handle = mine.submit(group(*tasks) >> named("last"))
         assert handle.wait(30).status == "completed", mine.said
 
@@ -106,7 +106,7 @@ def test_a_server_that_forgets_its_scripts_is_told_them_again(mine: Fleet) -> No
 
 def test_what_a_body_asks_while_the_server_is_away_is_answered_later(mine: Fleet) -> None:
     """No task fails for it: by what it reads, by a task that it makes, by a checkpoint that it asks for."""
-    with pools(mine.pool()):
+    with mine.pool():
         handle = mine.submit(named("first", make, names=["made"], seconds=0.0) >> named("a", ask))
         mine.wait_for("began", "a")
         mine.server.kill()
@@ -125,10 +125,10 @@ def test_what_a_body_asks_while_the_server_is_away_is_answered_later(mine: Fleet
 
 def test_the_processes_of_a_pool_can_be_told_apart_in_ps(mine: Fleet) -> None:
     """Their command lines are the same: they are forks."""
-    pool = mine.pool(workers="2")
-    with pools(pool):
+    pool = mine.pool(n=2)
+    with pool:
         named_so = ["steward", "worker-1", "worker-2"]
-        assert until(lambda: sorted(process.name() for process in pool.family()) == named_so)
+        assert comes(lambda: sorted(process.name() for process in pool.family()) == named_so)
 
 
 # --- machines --------------------------------------------------------------------------
@@ -142,11 +142,11 @@ def test_when_a_machine_is_gone_another_goes_on_and_its_late_commit_is_refused(m
     sent meanwhile arrives in the end, as a late commit does.
     """
     with Proxy(mine.server) as proxy:
-        cut_off = mine.pool("cut-off", url=proxy.url, lease=str(LEASE))
-        with pools(cut_off):
+        cut_off = mine.pool("cut-off", url=proxy.url, lease=LEASE)
+        with cut_off:
             handle = mine.submit(named("a", wait) >> named("b"))
             first = mine.wait_for("began", "a")
-            with pools(mine.pool("here", lease=str(LEASE))):
+            with mine.pool("here", lease=LEASE):
                 mine.ready(2)
                 getattr(proxy, how)()
                 cut = time.time()
@@ -155,7 +155,7 @@ def test_when_a_machine_is_gone_another_goes_on_and_its_late_commit_is_refused(m
                 assert handle.wait(30).status == "completed", mine.said
                 mine.wait_for("ended", "a", 2)
                 proxy.resume()
-                assert until(lambda: "has lost the session's token" in cut_off.said, 15.0), mine.said
+                assert comes(lambda: "has lost the session's token" in cut_off.said, 15.0), mine.said
 
     print(f"taken over {second.at - cut:.2f} s after the cut, with a lease of {LEASE} s")
     assert second.at - cut < LEASE + 1.0
@@ -166,7 +166,7 @@ def test_when_a_machine_is_gone_another_goes_on_and_its_late_commit_is_refused(m
 
 
 def test_a_worker_that_was_stopped_for_longer_than_its_lease_is_refused(mine: Fleet) -> None:
-    with pools(mine.pool(lease=str(LEASE), workers="2")):
+    with mine.pool(lease=LEASE, n=2):
         handle = mine.submit(named("a", wait) >> named("b"))
         first = mine.wait_for("began", "a")
         os.kill(first.pid, signal.SIGSTOP)
@@ -178,7 +178,7 @@ def test_a_worker_that_was_stopped_for_longer_than_its_lease_is_refused(mine: Fl
             os.kill(first.pid, signal.SIGCONT)
         mine.wait_for("ended", "a", 2)
         rq = mine.client.carrier.connection
-        until(lambda: not tokens_left(mine.client.link, rq, "one"), 5.0)
+        comes(lambda: not tokens_left(mine.client.link, rq, "one"), 5.0)
         assert tokens_left(mine.client.link, rq, "one") == {}, mine.said
         assert rq.zcard("rq:failed:graflow-default") == 0, mine.said  # for RQ it is no failure
 
@@ -193,7 +193,7 @@ def test_a_token_that_got_lost_on_its_way_is_posted_again_soon(mine: Fleet) -> N
     mine.server.ask("DEL", "rq:queue:graflow-default")
     lost = time.time()
 
-    with pools(mine.pool()):
+    with mine.pool():
         assert handle.wait(30).status == "completed", mine.said
 
     assert mine.wait_for("began", "a").at - lost < stretched(3.5)

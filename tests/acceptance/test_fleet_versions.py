@@ -16,15 +16,16 @@ from graflow_ckpt import group
 from graflow_ckpt.sessions.redis.keys import keys_of
 from tests.acceptance.fleet_tasks import compute, make, named, stray, surroundings, wait
 from tests.acceptance.fleets import Fleet, intervals, most_at_once
-from tests.chaos.pools import ROOT, RUNS, Pool, pools, until
-from tests.chaos.pools import surroundings as outside
-from tests.stretch import stretched
+from tests.chaos.tasks import RUNS
+from tests.pools import KEY, ROOT, Pool
+from tests.pools import surroundings as outside
+from tests.stretch import comes, stretched
 
 
 def test_two_workers_share_tasks_of_five_milliseconds(mine: Fleet) -> None:
     tasks = [named(f"t{n}", compute, seconds=0.005) for n in range(200)]
 
-    with pools(mine.pool(), mine.pool()):
+    with mine.pool(), mine.pool():
         mine.ready(2)
         handle = mine.submit(group(*tasks) >> named("last"))
         assert handle.wait(30).status == "completed", mine.said
@@ -39,7 +40,7 @@ def test_two_workers_share_tasks_of_five_milliseconds(mine: Fleet) -> None:
 def test_the_members_of_a_group_run_on_several_workers_at_the_same_time(mine: Fleet) -> None:
     members = [named(f"m{n}", seconds=stretched(0.5)) for n in range(4)]
 
-    with pools(mine.pool(workers="4")):
+    with mine.pool(n=4):
         mine.ready(4)
         handle = mine.submit(named("first") >> group(*members) >> named("last"))
         assert handle.wait(30).status == "completed", mine.said
@@ -54,7 +55,7 @@ def test_the_members_of_a_group_run_on_several_workers_at_the_same_time(mine: Fl
 def test_a_session_never_has_more_than_its_cap_at_once(mine: Fleet) -> None:
     tasks = [named(f"t{n}", seconds=0.05) for n in range(12)]
 
-    with pools(mine.pool(workers="4")):
+    with mine.pool(n=4):
         mine.ready(4)
         handle = mine.submit(*tasks, max_parallel=2)
         assert handle.wait(30).status == "completed", mine.said
@@ -63,7 +64,7 @@ def test_a_session_never_has_more_than_its_cap_at_once(mine: Fleet) -> None:
 
 
 def test_two_sessions_with_a_cap_each_run_side_by_side(mine: Fleet) -> None:
-    with pools(mine.pool(workers="2")):
+    with mine.pool(n=2):
         mine.ready(2)
         handles = [
             mine.submit(*[named(f"{name}{n}", seconds=0.05) for n in range(6)], session=name, max_parallel=1)
@@ -80,7 +81,7 @@ def test_of_what_is_ready_the_highest_priority_runs_first(mine: Fleet) -> None:
     order = [3, -2, 9, 0, 5]
     tasks = [named(f"p{p}", options={"priority": p}) for p in order]
 
-    with pools(mine.pool()):
+    with mine.pool():
         handle = mine.submit(named("first") >> group(*tasks))
         assert handle.wait(30).status == "completed", mine.said
 
@@ -91,7 +92,7 @@ def test_a_retry_waits_for_its_time_while_others_run(mine: Fleet) -> None:
     later = named("later", options={"max_retries": 1, "backoff": 0.6, "jitter": 0.0}, fails=1)
     others = [named(f"t{n}", seconds=0.02) for n in range(5)]
 
-    with pools(mine.pool()):
+    with mine.pool():
         handle = mine.submit(later, *others)
         assert handle.wait(30).status == "completed", mine.said
 
@@ -104,7 +105,7 @@ def test_a_retry_waits_for_its_time_while_others_run(mine: Fleet) -> None:
 def test_tasks_made_at_run_time_are_run_by_several_workers(mine: Fleet) -> None:
     names = [f"made{n}" for n in range(12)]
 
-    with pools(mine.pool(), mine.pool()):
+    with mine.pool(), mine.pool():
         mine.ready(2)
         handle = mine.submit(named("maker", make, names=names, seconds=0.1))
         assert handle.wait(30).status == "completed", mine.said
@@ -117,7 +118,7 @@ def test_folder_and_environment_that_a_task_changes_are_not_those_of_the_next_on
     first, second, third = (named(f"look{n}", surroundings) for n in range(3))
     failing = named("failing", stray, options={"max_retries": 1, "backoff": 0.0})
 
-    with pools(mine.pool()):
+    with mine.pool():
         handle = mine.submit(first >> named("well", stray) >> second >> failing >> third)
         assert handle.wait(30).status == "completed", mine.said
 
@@ -131,8 +132,8 @@ def test_a_task_runs_where_its_queue_is_served(mine: Fleet) -> None:
     gpu = {"options": {"queue": "gpu"}}
     chain = named("a") >> named("b", **gpu) >> named("c") >> named("d", **gpu)
 
-    plain, other = mine.pool(queues="default"), mine.pool(queues="gpu")
-    with pools(plain, other):
+    plain, other = mine.pool(queues=("default",)), mine.pool(queues=("gpu",))
+    with plain, other:
         handle = mine.submit(chain)
         assert handle.wait(30).status == "completed", mine.said
         where = {pool.name: {child.pid for child in pool.family()} for pool in (plain, other)}
@@ -143,12 +144,12 @@ def test_a_task_runs_where_its_queue_is_served(mine: Fleet) -> None:
 
 
 def test_a_task_whose_queue_nobody_serves_waits_for_a_worker(mine: Fleet) -> None:
-    with pools(mine.pool(queues="default")):
+    with mine.pool(queues=("default",)):
         handle = mine.submit(named("a") >> named("b", options={"queue": "gpu"}))
-        assert until(lambda: mine.completed() == ["a"]), mine.said
-        assert not until(lambda: handle.status().status != "running", 0.5)
+        assert comes(lambda: mine.completed() == ["a"]), mine.said
+        assert not comes(lambda: handle.status().status != "running", 0.5)
 
-        with pools(mine.pool(queues="gpu")):
+        with mine.pool(queues=("gpu",)):
             assert handle.wait(30).status == "completed", mine.said
 
     assert mine.completed() == ["a", "b"]
@@ -156,7 +157,7 @@ def test_a_task_whose_queue_nobody_serves_waits_for_a_worker(mine: Fleet) -> Non
 
 def test_others_are_called_while_a_long_task_holds_its_worker(mine: Fleet) -> None:
     """Work waits behind a body that has only begun: its keeper asks for another worker."""
-    with pools(mine.pool(workers="2")):
+    with mine.pool(n=2):
         mine.ready(2)
         handle = mine.submit(named("first") >> group(named("long", wait), named("short")))
         short = mine.wait_for("ended", "short")
@@ -218,18 +219,19 @@ def two_machines(mine: Fleet, text: str = FLOWS) -> list[Path]:
     return [machine(mine, name, flows=text.format(version=n)) for n, name in enumerate(("old", "new"), 1)]
 
 
-def pool_on(mine: Fleet, folder: Path, **settings: str) -> Pool:
+def pool_on(mine: Fleet, folder: Path, **settings: Any) -> Pool:
     """A pool that can import what is in a folder."""
-    made = mine.pool(f"{folder.name}-{len(mine.pools)}", **settings)
-    made._environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{folder}"
-    return made
+    path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    return mine.pool(f"{folder.name}-{len(mine.pools)}", environment=path, **settings)
 
 
 def program_on(mine: Fleet, folder: Path, text: str, *, status: int = 0, **environment: str) -> str:
     """What a program prints that is run there; `connect()` is imported."""
     file = folder / "program.py"
     file.write_text(f"from graflow_ckpt import connect, group, task, workflow\n{dedent(text)}")
-    surrounding = outside(mine.server.url) | {RUNS: str(mine.folder / "runs")} | environment
+    surrounding = (
+        outside(redis_url=mine.server.url, key=KEY) | {RUNS: str(mine.folder / "runs")} | environment
+    )
     surrounding["PYTHONPATH"] = f"{ROOT}{os.pathsep}{folder}"
     done = subprocess.run(
         [sys.executable, file.name], cwd=folder, env=surrounding, capture_output=True, text=True, check=False
@@ -262,7 +264,7 @@ def test_each_session_runs_on_the_workers_that_have_its_version(mine: Fleet) -> 
     old, new = two_machines(mine)
     on_old, on_new = pool_on(mine, old), pool_on(mine, new)
 
-    with pools(on_old, on_new):
+    with on_old, on_new:
         handles = [submitted(mine, old, "one"), submitted(mine, new, "two")]
         assert [handle.wait(30).status for handle in handles] == ["completed"] * 2, mine.said
 
@@ -277,7 +279,7 @@ def test_each_session_runs_on_the_workers_that_have_its_version(mine: Fleet) -> 
 def test_with_the_other_version_alone_the_session_pauses_and_shows_the_plan(mine: Fleet) -> None:
     old, new = two_machines(mine)
 
-    with pools(pool_on(mine, new, code_patience="1s")):
+    with pool_on(mine, new, code_patience=1.0):
         began = time.monotonic()
         handle = submitted(mine, old)
         status = handle.wait(20)
@@ -293,7 +295,7 @@ def test_with_the_other_version_alone_the_session_pauses_and_shows_the_plan(mine
         assert "another version" in next(iter(handle.declined().values()))
         assert "or submit it anew" in mine.said  # a fork has the program of the session
 
-        with pools(pool_on(mine, old)):
+        with pool_on(mine, old):
             mine.ready(2)  # the patience of the other one runs from the moment of the resume
             handle.resume()
             assert handle.wait(20).status == "completed", mine.said
@@ -306,11 +308,11 @@ def test_with_the_other_version_alone_the_session_pauses_and_shows_the_plan(mine
 def test_a_worker_that_comes_within_the_patience_is_not_kept_waiting(mine: Fleet) -> None:
     old, new = two_machines(mine)
 
-    with pools(pool_on(mine, new, workers="2")):
+    with pool_on(mine, new, n=2):
         handle = submitted(mine, old)
-        assert until(handle.declined, 10), mine.said
+        assert comes(handle.declined, 10), mine.said
         time.sleep(2.0)  # by now the token rests for as long as it ever does
-        with pools(pool_on(mine, old)):
+        with pool_on(mine, old):
             assert handle.wait(10).status == "completed", mine.said
 
     assert {version for _, version, _ in ran(mine)} == {"1"}
@@ -320,9 +322,9 @@ def test_sessions_that_are_declined_hardly_hold_up_the_others(mine: Fleet) -> No
     old, new = two_machines(mine)
     program = "import flows\nfor n in range(10): flows.flow(f'd{n}').submit()"
 
-    with pools(pool_on(mine, new)):
+    with pool_on(mine, new):
         program_on(mine, old, program)
-        assert until(lambda: all(mine.client.session(f"d{n}").declined() for n in range(10)), 10), mine.said
+        assert comes(lambda: all(mine.client.session(f"d{n}").declined() for n in range(10)), 10), mine.said
         before = tokens(mine)
         began = time.monotonic()
         handle = mine.submit(*[named(f"t{n}", seconds=0.01) for n in range(200)], session="others")
@@ -351,14 +353,14 @@ def test_a_session_does_not_pause_while_somebody_works_on_it(mine: Fleet) -> Non
     )
     old, new = two_machines(mine, text)
 
-    with pools(pool_on(mine, old)):
+    with pool_on(mine, old):
         program_on(mine, old, "import flows; flows.long('one').submit()")
-        assert until(lambda: bool(ran(mine))), mine.said
-        wrong = pool_on(mine, new, code_patience="0.5s", workers="2")
-        with pools(wrong):
+        assert comes(lambda: bool(ran(mine))), mine.said
+        wrong = pool_on(mine, new, code_patience=0.5, n=2)
+        with wrong:
             handle = mine.client.session("one")
-            assert until(lambda: wrong.said.count("is left to other workers") == 2), mine.said
-            paused = until(lambda: handle.status().status == "paused" or bool(handle.declined()), 1.5)
+            assert comes(lambda: wrong.said.count("is left to other workers") == 2), mine.said
+            paused = comes(lambda: handle.status().status == "paused" or bool(handle.declined()), 1.5)
             assert not paused, mine.said  # and their patience has run out
             end.touch()
             assert handle.wait(20).status == "completed", mine.said
@@ -376,9 +378,9 @@ def test_in_a_mixed_fleet_little_time_is_lost(mine: Fleet) -> None:
         assert mine.client.session(session).wait(60).status == "completed", mine.said
         return time.monotonic() - began
 
-    with pools(pool_on(mine, old)):
+    with pool_on(mine, old):
         alone = took("alone")
-        with pools(pool_on(mine, new, workers="2")):
+        with pool_on(mine, new, n=2):
             mixed = took("mixed")
 
     assert mixed < alone * 1.5 + 2.0

@@ -37,9 +37,9 @@ from tests.acceptance.elsewhere import Fleet
 from tests.acceptance.fleet_tasks import named
 from tests.acceptance.fleets import Fleet as OwnFleet
 from tests.acceptance.places import Make, in_redis, session_in_redis
-from tests.chaos.pools import pools, until
 from tests.loops import LONG, chain, cuts, loop, of
 from tests.servers import Server
+from tests.stretch import comes
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def meets() -> None:
 
 
 def after_a_cut() -> None:
-    assert until(lambda: bool(cuts()), LONG)
+    assert comes(lambda: bool(cuts()), LONG)
 
 
 def short() -> None:
@@ -389,7 +389,7 @@ def test_a_session_of_the_oldest_format_is_worked_at_and_stays_one(mine: OwnFlee
     session = mine.submit(named("a"), session="yesterday")
     mine.client.link.client.hset(f"{keys_of('yesterday')}c", "format", OLDEST)
 
-    with pools(mine.pool(workers="1")):
+    with mine.pool(n=1):
         assert session.wait(30).status == "completed", mine.said
 
     assert number(mine, "yesterday") == b"2"
@@ -409,12 +409,12 @@ def test_a_worker_declines_it_by_name_and_runs_the_others(mine: OwnFleet) -> Non
     before = of_tomorrow(mine)
     today = mine.submit(named("b"), session="today")
 
-    with pools(mine.pool(workers="2")):
+    with mine.pool(n=2):
         assert today.wait(30).status == "completed", mine.said
-        assert until(lambda: "session tomorrow is left to other workers" in mine.said), mine.said
+        assert comes(lambda: "session tomorrow is left to other workers" in mine.said), mine.said
 
     assert "Traceback" not in mine.said
     assert kept(mine) == before
     mine.client.link.client.hset(f"{keys_of('tomorrow')}c", "format", FORMAT)
-    with pools(mine.pool(workers="1")):
+    with mine.pool(n=1):
         assert mine.client.session("tomorrow").wait(30).status == "completed", mine.said

@@ -20,8 +20,8 @@ from time import monotonic
 import psutil
 
 from tests.chaos.model import Blow
-from tests.chaos.pools import Pool, everybody
 from tests.chaos.records import Line, parse_line
+from tests.pools import Pool
 from tests.servers import Server
 
 AGAIN = 0.5
@@ -140,7 +140,7 @@ class Monkey:
         return False
 
     def _victims(self, whom: str, running: dict[int, Line]) -> list[psutil.Process]:
-        here = everybody(self._pools)
+        here = [process for pool in self._pools for process in pool.family()]
         stewards = [process for process in here if is_steward(process)]
         if whom == "parent":
             found = [psutil.Process(pool.pid) for pool in self._pools if pool.status is None]

@@ -15,8 +15,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -24,12 +24,13 @@ from time import monotonic
 
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.fleet.client import Client, Terms
-from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.stores.around.keys import Keyring
 from tests.chaos.model import Expected, Plan, draw, expected, printed, schedule
 from tests.chaos.monkey import Deed, Monkey
-from tests.chaos.pools import KEY, PACE, RUNS, Pool, build, pools, private_server, until
 from tests.chaos.records import Commit, Line, Verdict, check, ledger_of, lines, session_of, tokens_left
+from tests.chaos.tasks import PACE, RUNS, build
+from tests.pools import KEY, Pool, client_at, surroundings
+from tests.servers import Server
+from tests.stretch import comes
 
 SESSION = "chaos"
 STALLED = 45.0
@@ -65,13 +66,15 @@ def run(plan: Plan, folder: Path) -> Report:
     model = expected(program)
     runs = folder / "runs"
     with ExitStack() as stack:
-        server = stack.enter_context(private_server(appendfsync=plan.fsync))
-        given = {RUNS: str(runs), PACE: str(plan.pace), "lease": str(plan.lease), "workers": "2"}
-        several = [Pool(f"pool{n}", server.url, folder, **given) for n in range(plan.pools)]
-        stack.enter_context(pools(*several))
+        server = stack.enter_context(Server({"appendonly": "yes", "appendfsync": plan.fsync}))
+        given = surroundings(redis_url=server.url, key=KEY, lease=plan.lease, workers=2)
+        given |= {RUNS: str(runs), PACE: str(plan.pace)}
+        several = [Pool(server.url, folder, given, name=f"pool{n}") for n in range(plan.pools)]
+        for pool in several:
+            stack.enter_context(pool)
         flow = build(program, SESSION)
         began = time.time()
-        with fleet(server.url) as client:
+        with closing(client_at(server.url)) as client:
             client.submit(flow.graph, flow.settings, (program.start,), {}, Terms(SESSION, ledger=True))
             monkey = Monkey(schedule(plan), server, several, runs, model.end.steps)
             try:
@@ -79,22 +82,13 @@ def run(plan: Plan, folder: Path) -> Report:
             finally:
                 monkey.calm()
         seconds = time.time() - began
-        with fleet(server.url) as client:
-            until(lambda: not tokens_left(client.link, client.carrier.connection, SESSION), TIDY, 0.05)
+        with closing(client_at(server.url)) as client:
+            comes(lambda: not tokens_left(client.link, client.carrier.connection, SESSION), TIDY)
             # one that has only just been started would be ended by SIGTERM like any program
-            until(lambda: all(len(pool.family()) > 2 for pool in several))
+            comes(lambda: all(len(pool.family()) > 2 for pool in several))
             statuses = [pool.end() for pool in several]
             report = Report(plan, monkey.deeds, began, seconds)
             return judge(report, client, model, runs, several, statuses, monkey)
-
-
-@contextmanager
-def fleet(url: str) -> Iterator[Client]:
-    client = Client(open_link(url), keyring=Keyring.load({"GRAFLOW_CKPT_KEY": KEY}, local=False))
-    try:
-        yield client
-    finally:
-        client.close()
 
 
 def watch(client: Client, monkey: Monkey) -> None:

@@ -6,8 +6,6 @@ import hashlib
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +15,8 @@ from typing import Any
 import psutil
 
 from graflow_ckpt import task
-from graflow_ckpt.core.errors import ServerGone
-from graflow_ckpt.fleet.health import PoolFacts, pools
-from graflow_ckpt.links.redis import RedisLink, open_link
-from tests.stretch import LONG, until
+from tests.pools import Pool, directly, is_alive, surroundings
+from tests.stretch import until
 
 
 def note(folder: str, word: str) -> None:
@@ -159,115 +155,13 @@ def call(one: Any, url: str, folder: Path, name: str, **options: Any) -> Any:
     return one.submit(str(folder), name, url=url, **options)
 
 
-# --- pools as processes of their own ----------------------------------------------------
+# --- pools ------------------------------------------------------------------------------
 
 
-ROOT = Path(__file__).parents[2]
-
-_PROGRAM = (
-    "import sys; from graflow_ckpt.fleet.pool import PoolSettings, run; sys.exit(run(PoolSettings(**{!r})))"
-)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-class Pool:
-    """One pool."""
-
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path, url: str) -> None:
-        self.process = process
-        self.pid = process.pid
-        self.folder = folder
-        self.url = url
-        self._link: RedisLink | None = None
-        self.seen: set[int] = {process.pid}
-
-    def facts(self) -> PoolFacts | None:
-        try:
-            self._link = self._link or open_link(self.url)
-            found = [pool for pool in pools(self._link) if pool.owner.pid == self.pid]
-        except ServerGone:
-            return None
-        return found[0] if found else None
-
-    def ready(self) -> PoolFacts:
-        """When all its workers wait for work, as it says itself."""
-
-        def idle() -> PoolFacts | None:
-            facts = self.facts()
-            self.family()
-            well = facts is not None and facts.workers and all(w.state == "idle" for w in facts.workers)
-            return facts if well and not {w.owner.pid for w in facts.workers} - self.seen else None  # type: ignore[union-attr]
-
-        found: PoolFacts = until(idle)
-        return found
-
-    def workers(self) -> list[int]:
-        """In the order of their seats."""
-        facts = self.ready_or_busy()
-        return [worker.owner.pid for worker in facts.workers]
-
-    def ready_or_busy(self) -> PoolFacts:
-        facts: PoolFacts = until(self.facts)
-        return facts
-
-    def family(self) -> list[int]:
-        """All that are alive: parent, workers, steward."""
-        try:
-            found = [self.pid, *(child.pid for child in psutil.Process(self.pid).children(recursive=True))]
-        except psutil.NoSuchProcess:
-            found = []
-        self.seen.update(found)
-        return found
-
-    def said(self) -> str:
-        return (self.folder / "pool.log").read_text(encoding="utf-8")
-
-    def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def wait(self, within: float = LONG) -> int:
-        self.family()
-        return self.process.wait(within)
-
-    def nobody_is_left(self, within: float = 2.0) -> bool:
-        until(lambda: not any(alive(pid) for pid in self.seen), within)
-        return True
-
-
-@contextmanager
-def pool(
-    url: str, folder: Path, environment: dict[str, str] | None = None, **settings: Any
-) -> Iterator[Pool]:
-    """A pool that is started; killed with its parent at the end, and then nobody of it may be there."""
-    folder.mkdir(exist_ok=True)
-    with open(folder / "pool.log", "ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM.format({"url": url, **settings})],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-                **(environment or {}),
-            },
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-        )
-    made = Pool(process, folder, url)
-    try:
-        yield made
-        made.family()
-    finally:
-        process.kill()
-        process.wait()
-        if made._link is not None:
-            made._link.close()
-    assert made.nobody_is_left()
+def pool(url: str, folder: Path, environment: dict[str, str] | None = None, **settings: Any) -> Pool:
+    """A pool with the key of this process."""
+    given = surroundings(key=os.environ["GRAFLOW_CKPT_KEY"]) | (environment or {})
+    return Pool(url, folder, given, directly(url, **settings))
 
 
 @contextmanager
@@ -276,6 +170,13 @@ def ready_pool(*where: Any, **settings: Any) -> Iterator[Pool]:
     with pool(*where, **settings) as made:
         made.ready()
         yield made
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and is_alive(psutil.Process(pid))
+
+
+# --- what tasks have noted --------------------------------------------------------------
 
 
 def lines(folder: Path) -> list[tuple[str, int, float]]:

@@ -25,7 +25,8 @@ from statistics import quantiles
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.stores.around.keys import new_key
 from tests.crash import fleet as tasks
-from tests.crash.fleet import Pool, go, killed, lines, noted, pool, ready_pool
+from tests.crash.fleet import go, killed, lines, noted, pool, ready_pool
+from tests.pools import Pool
 from tests.proxy import Proxy
 from tests.servers import Server
 from tests.stretch import until
@@ -74,13 +75,13 @@ def _of_pools(server: Server, folder: Path, times: int) -> list[float]:
             _two(stack, pools, server.url, folder / f"pools-{number}")
             place = folder / str(number)
             handle, victim = _held(server.url, place)
-            whole = next(one for one in pools if victim in one.family())
+            whole = next(one for one in pools if victim in one.pids())
             pools.remove(whole)
             at = killed(whole.pid)
             _, _, began = noted(place, "a", 2)[1]
             found.append(began - at)
             _ends_once(handle, place)
-            whole.process.wait()
+            whole.wait()
     return found
 
 
@@ -129,8 +130,8 @@ def _of_drains(server: Server, folder: Path, times: int) -> list[float]:
             handle = tasks.naps.submit_many([(str(place), name, 0.02) for name in names], url=server.url)
             until(lambda place=place: len(lines(place)) > 10)
             old = lines(place)[-1][1]
-            leaving = next(one for one in pools if old in one.family())
-            mine = set(leaving.family())
+            leaving = next(one for one in pools if old in one.pids())
+            mine = leaving.pids()
             pools.remove(leaving)
             leaving.signal(signal.SIGTERM)
             assert handle.results(30) == names

@@ -43,9 +43,9 @@ def test_poisoned_keys_stop_no_takeover_and_are_named(
             go(tmp_path)
             assert held.result(30) == "held"
             named = WRONG_TYPES[:1] if poison is wrong_types else (ACTIVE,)
-            until(lambda: all(name in first.said() + second.said() for name in named))  # by who removes it
+            until(lambda: all(name in first.said + second.said for name in named))  # by who removes it
             until(lambda: poison is wrong_types or link.client.zscore(SESSIONS, b"\xff") is None)
-            text = first.said() + second.said()
+            text = first.said + second.said
     link.close()
 
     assert "Traceback" not in text
@@ -74,7 +74,7 @@ def test_a_program_that_is_junk_pauses_its_own_sessions_and_names_the_key(
         found = bad.wait(30)
 
         assert found.status == "paused"
-        assert "Traceback" not in fleet.said()
+        assert "Traceback" not in fleet.said
     link.close()
 
 
@@ -175,7 +175,7 @@ def test_sixty_planted_jobs_run_no_code_and_open_no_connection(redis_url: str, t
             noted(tmp_path, "held", 2)
             go(tmp_path)
             assert held.result(30) == "held"
-            said = fleet.said()
+            said = fleet.said
 
     assert len(plants) == 60
     assert not (tmp_path / "sprung").exists(), (tmp_path / "sprung").read_text()

@@ -26,7 +26,7 @@ import graflow_ckpt
 from graflow_ckpt import CheckpointManager
 from graflow_ckpt.checkpoint.seals import seal
 from graflow_ckpt.stores.around.keys import Keyring
-from tests.chaos.pools import Pool, pools
+from tests.pools import Pool, directly, surroundings
 from tests.servers import Server
 
 HERE = Path(__file__).parent
@@ -259,13 +259,13 @@ def stood(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def ended(stood: Scene) -> Iterator[Scene]:
     """After workers of today have worked until nothing is left that they can do."""
-    key = KEY_FILE.read_text().strip()
-    settings = {"key": key, "workers": "2", "queues": "default,gpu,slow", "code_patience": "0.2s"}
+    given = surroundings(key=KEY_FILE.read_text().strip())
+    command = directly(stood.url, n=2, queues=("default", "gpu", "slow"), code_patience=0.2)
     fleet = graflow_ckpt.connect(stood.url)
     fleet.session("failed").resume()
     fleet.session("paused").resume()
     fleet.session("loop").resume(max_steps=50)
-    with pools(Pool("pool", stood.url, stood.folder, **settings)):
+    with Pool(stood.url, stood.folder, given, command):
         assert fleet.session("asked").wait(20).status == "paused"
         if stood.own:
             fleet.session("asked").answer("charge", "rerun")

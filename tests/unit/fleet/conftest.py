@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,11 @@ def keyring(monkeypatch: pytest.MonkeyPatch) -> Keyring:
 
 @pytest.fixture
 def client(redis_url: str, keyring: Keyring) -> Iterator[Client]:
-    client = Client(open_link(redis_url), keyring=keyring)
-    yield client
-    client.close()
+    with closing(Client(open_link(redis_url), keyring=keyring)) as client:
+        yield client
+
+
+@pytest.fixture
+def redis(client: Client) -> Any:
+    """That client's client of redis-py."""
+    return client.link.client

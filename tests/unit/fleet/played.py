@@ -72,6 +72,21 @@ class Player:
         self.session.close()
 
 
+def at_work(client: Client, session: str = "s", tasks: int = 1, **player: Any) -> tuple[Handle, Player]:
+    """A session of tasks, and a worker that has claimed the first."""
+    handle = bag(client, session, tasks)
+    worker = Player(client, session, **player)
+    worker.claim()
+    return handle, worker
+
+
+def set_status(client: Client, session: str, status: str) -> None:
+    """Behind the back of the scripts."""
+    redis: Any = client.link.client
+    line = redis.hget(f"{keys_of(session)}c", "c").decode().split("|")
+    redis.hset(f"{keys_of(session)}c", "c", "|".join([status, *line[1:]]))
+
+
 def tokens(handle: Handle) -> dict[str, float]:
     """The tokens of a session and their leases."""
     redis: Any = handle._redis

@@ -137,8 +137,7 @@ def test_an_owner_is_read_as_it_was_written_and_nonsense_is_nobody() -> None:
         assert owner_from(text) is None
 
 
-def test_a_slice_is_listed_while_it_runs(client: Client) -> None:
-    redis: Any = client.link.client
+def test_a_slice_is_listed_while_it_runs(client: Client, redis: Any) -> None:
     presence = Presence(client.link, "somebody")
     pipe = redis.pipeline(transaction=False)
 
@@ -151,8 +150,7 @@ def test_a_slice_is_listed_while_it_runs(client: Client) -> None:
     assert redis.hgetall(host_key(place())) == {}
 
 
-def test_what_is_due_before_the_next_round_is_announced(client: Client) -> None:
-    redis: Any = client.link.client
+def test_what_is_due_before_the_next_round_is_announced(client: Client, redis: Any) -> None:
     client.submit_calls(task_of("soon"), None, Terms("soon", delay=0.3))
     client.submit_calls(task_of("late"), None, Terms("late", delay=30))
     bag(client, "none", tasks=1)
@@ -165,8 +163,7 @@ def test_what_is_due_before_the_next_round_is_announced(client: Client) -> None:
     assert 0 < looks["soon"] / 1000 - time.time() <= 0.3
 
 
-def test_a_session_that_has_left_the_rota_is_not_brought_back(client: Client) -> None:
-    redis: Any = client.link.client
+def test_a_session_that_has_left_the_rota_is_not_brought_back(client: Client, redis: Any) -> None:
     client.submit_calls(task_of("soon"), None, Terms("soon", delay=0.3))
     redis.zrem(ACTIVE, "soon")
 
@@ -276,9 +273,13 @@ def test_ids_are_what_rq_takes(carrier: Carrier) -> None:
 # --- what a worker hears --------------------------------------------------------------
 
 
+def listening(connection: Any, *queues: str) -> Listening:
+    return Listening(queues, "w", connection=connection, serializer=JSONSerializer, worker_ttl=75)
+
+
 @pytest.fixture
 def worker(redis_server: Server, redis_url: str) -> Listening:
-    return Listening(["q"], "w", connection=redis_server.client(), serializer=JSONSerializer, worker_ttl=75)
+    return listening(redis_server.client(), "q")
 
 
 def test_an_alarm_of_a_task_is_left_alone() -> None:
@@ -315,7 +316,7 @@ def test_while_a_slice_runs_rq_hears_that_it_does(worker: Listening) -> None:
 
 def test_a_wait_ends_before_the_connection_is_taken_for_dead(redis_url: str) -> None:
     client = open_link(redis_url).client  # it has a connection, which keeps the time it was opened with
-    worker = Listening(["q"], "w", connection=client, serializer=JSONSerializer, worker_ttl=75)
+    worker = listening(client, "q")
 
     connection = client.connection_pool.get_connection()
 
@@ -412,9 +413,7 @@ JUNK = [
 def test_a_name_that_is_no_token_s_is_removed_and_nothing_is_read_for_it(
     redis_server: Server, redis_url: str, queues: list[str]
 ) -> None:
-    worker = Listening(
-        queues, "w", connection=redis_server.client(), serializer=JSONSerializer, worker_ttl=75
-    )
+    worker = listening(redis_server.client(), *queues)
     redis: Any = worker.connection
     redis.rpush("rq:queue:q", *JUNK, "s-e1t1")
     redis.set("rq:job:s-e1t1", "no hash at all")
@@ -434,7 +433,7 @@ def test_what_cannot_be_written_to_rq_s_lists_is_named_and_the_slice_runs(
     redis_server: Server, redis_url: str, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = redis_server.client()
-    made = Listening(["r", "q"], "w", connection=connection, serializer=JSONSerializer, worker_ttl=75)
+    made = listening(connection, "r", "q")
     made.worker = Mute()  # type: ignore[assignment]
     serve(made.worker)
     connection.set(key, "junk")

@@ -75,9 +75,8 @@ def refusal(read: Callable[[Handle, Client], object], handle: Handle, client: Cl
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.sampled_from(TABLES), st.integers(0, 30), st.integers(0, 200), JUNK, st.booleans())
 def test_whatever_stands_in_a_field_the_session_is_named(
-    handle: Handle, client: Client, table: str, which: int, at: int, junk: bytes, whole: bool
+    handle: Handle, client: Client, redis: Any, table: str, which: int, at: int, junk: bytes, whole: bool
 ) -> None:
-    redis: Any = client.link.client
     key = PREFIX + table
     fields = sorted(redis.hgetall(key).items()) or [(b"task", b"1 2 3")]
     field, before = fields[which % len(fields)]
@@ -100,9 +99,8 @@ def test_whatever_stands_in_a_field_the_session_is_named(
 )
 @pytest.mark.parametrize("table", ["q:default", "dl"])
 def test_a_spec_that_is_none_is_damage(
-    handle: Handle, client: Client, table: str, member: bytes, score: float
+    handle: Handle, client: Client, table: str, member: bytes, score: float, redis: Any
 ) -> None:
-    redis: Any = client.link.client
     redis.zadd(PREFIX + table, {member: score})
 
     for name in ("pending", "checkpoint", "paged", "state"):
@@ -110,8 +108,7 @@ def test_a_spec_that_is_none_is_damage(
             READERS[name](handle, client)
 
 
-def test_more_calls_than_memory_holds_are_damage(handle: Handle, client: Client) -> None:
-    redis: Any = client.link.client
+def test_more_calls_than_memory_holds_are_damage(handle: Handle, client: Client, redis: Any) -> None:
     redis.hset(PREFIX + "h", mapping={"calls": str(10**17), "workflow": "w"})
     line = redis.hget(PREFIX + "c", "c")
     redis.hset(PREFIX + "c", "c", line.replace(b"running", b"completed"))
@@ -127,9 +124,8 @@ MANY = b"[" + b"[]," * 12_000_000 + b"[]]"
     (b"starts", ("facts", "state", "paged")), (b"io", ("reap",)), (b"trace", ("trace",)),
 ])  # fmt: skip
 def test_json_that_takes_more_memory_than_its_bytes_justify_is_damage(
-    handle: Handle, client: Client, field: bytes, readers: tuple[str, ...]
+    handle: Handle, client: Client, field: bytes, readers: tuple[str, ...], redis: Any
 ) -> None:
-    redis: Any = client.link.client
     cells = SealedCells(SESSION, client.keyring)
     home = SharedHome(client.link, SESSION, cells, "", None, Written())
     more: dict[str, Callable[[Handle, Client], object]] = {
@@ -144,23 +140,20 @@ def test_json_that_takes_more_memory_than_its_bytes_justify_is_damage(
             more[name](handle, client)
 
 
-def test_a_count_of_made_tasks_that_is_none_is_damage(client: Client) -> None:
+def test_a_count_of_made_tasks_that_is_none_is_damage(client: Client, redis: Any) -> None:
     bag(client, SESSION, 1)
     player = Player(client, SESSION)
     player.session.commit([("task", "m", b"\x01"), ("claim", 0)])
-    redis: Any = client.link.client
     redis.hset(PREFIX + "h", "makes", "many")
 
     with pytest.raises(SessionDamaged, match=r"Session s at .* cannot be read"):
         player.session.commit([("claim", 1)])
 
     redis.hset(PREFIX + "h", "makes", "1")
-    player.close()
 
 
 @pytest.mark.parametrize("record", [b"", b"1\x1f!x", b"1\x1fe1t1\x1fno\x1fa", b"\xff"])
-def test_a_claim_that_is_none_is_damage(handle: Handle, client: Client, record: bytes) -> None:
-    redis: Any = client.link.client
+def test_a_claim_that_is_none_is_damage(handle: Handle, client: Client, record: bytes, redis: Any) -> None:
     redis.hset(PREFIX + "c", "999", record)
 
     for name in ("pending", "held"):
@@ -168,28 +161,24 @@ def test_a_claim_that_is_none_is_damage(handle: Handle, client: Client, record: 
             READERS[name](handle, client)
 
 
-def test_a_spec_that_cannot_be_read_is_set_aside(client: Client) -> None:
+def test_a_spec_that_cannot_be_read_is_set_aside(client: Client, redis: Any) -> None:
     bag(client, SESSION, 1)
     player = Player(client, SESSION)
-    redis: Any = client.link.client
     redis.zadd(PREFIX + "q:default", {b"7\x1fa\x1fmany" + b"\x1f0" * 9: -(2.0**60)})
 
     claims = player.session.commit([("claim", 2)])
 
     assert [claim.spec.task_id for claim in claims] == ["t0"]
     assert redis.hkeys(PREFIX + "dead") == [b"7"]
-    player.close()
 
 
-def test_a_spec_without_a_key_is_damage_to_a_worker(client: Client) -> None:
+def test_a_spec_without_a_key_is_damage_to_a_worker(client: Client, redis: Any) -> None:
     bag(client, SESSION, 1)
     player = Player(client, SESSION)
-    redis: Any = client.link.client
     redis.zadd(PREFIX + "q:default", {b"\xff\x1f\x1f\x1f": -(2.0**60)})
 
     with pytest.raises(SessionDamaged, match=r"Session s at"):
         player.session.commit([("claim", 2)])
-    player.close()
 
 
 @pytest.mark.parametrize("steps", [0, -1, 10**12, 10**400, "5"])

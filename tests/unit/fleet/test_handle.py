@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -169,14 +168,19 @@ def double(number: int) -> int:
 
 
 def submitted(client: Client, session: str, calls: int) -> None:
-    assert isinstance(double, Task)
     client.submit_calls(double, [((n,), {}) for n in range(calls)], Terms(session))
 
 
-def begun(client: Client, session: str) -> Player:
-    """A slice on the first token."""
-    redis: Any = client.link.client
-    return Player(client, session, token=redis.hget(f"{keys_of(session)}qt", "gpu").decode())
+@pytest.fixture
+def slice_(client: Client, redis: Any) -> RedisSession:
+    """A slice of a bag of three, on its first token."""
+    submitted(client, "s", 3)
+    player = Player(client, "s", token=redis.hget(f"{keys_of('s')}qt", "gpu").decode())
+    return player.session
+
+
+def ended(session: RedisSession, claim: Claim, *how: object) -> list[Claim]:
+    return session.commit([("end", claim.spec.key, claim.number, *how), ("claim", 1)])
 
 
 def status(client: Client, session: str) -> Status:
@@ -196,18 +200,15 @@ def test_a_new_session_has_everything_ready_in_its_queue(client: Client) -> None
     assert (found.calls, found.tasks, found.tokens, found.ended, found.over) == (3, 3, 1, None, False)
 
 
-def test_what_runs_is_done_and_has_failed_is_counted(client: Client) -> None:
-    submitted(client, "s", 3)
-    session = begun(client, "s").session
-    (claim,) = session.commit([("claim", 1)])
-    (claim,) = session.commit([("end", claim.spec.key, claim.number, "completed", b"\x01"), ("claim", 1)])
+def test_what_runs_is_done_and_has_failed_is_counted(client: Client, slice_: RedisSession) -> None:
+    (claim,) = slice_.commit([("claim", 1)])
+    (claim,) = ended(slice_, claim, "completed", b"\x01")
 
-    session.commit([("end", claim.spec.key, claim.number, "lost", "ValueError: no"), ("claim", 1)])
+    ended(slice_, claim, "lost", "ValueError: no")
 
     found = status(client, "s")
     assert (found.steps, found.completed, found.failed, found.running, found.ready) == (1, 1, 1, 1, 0)
     assert found.slices == (("gpu", 1),)
-    session.close()
 
 
 def test_the_end_has_its_time_and_the_first_line_of_its_reason(client: Client) -> None:
@@ -247,29 +248,9 @@ def test_of_a_graph_it_is_known_how_many_tasks_there_are(client: Client) -> None
 ERROR = Account("ValueError", "no such row: 7\nof nine", "Traceback (most recent call last):\n  …\n").text
 
 
-@task(queue="gpu", max_retries=1)
-def twofold(number: int) -> int:
-    return 2 * number
-
-
 @pytest.fixture
 def link(client: Client) -> RedisLink:
     return client.link
-
-
-@pytest.fixture
-def slice_(client: Client) -> Iterator[RedisSession]:
-    """A slice of a bag of three, on its first token."""
-    assert isinstance(twofold, Task)
-    client.submit_calls(twofold, [((n,), {}) for n in range(3)], Terms("s"))
-    redis: Any = client.link.client
-    player = Player(client, "s", token=redis.hget(f"{keys_of('s')}qt", "gpu").decode())
-    yield player.session
-    player.close()
-
-
-def ended(session: RedisSession, claim: Claim, *how: object) -> list[Claim]:
-    return session.commit([("end", claim.spec.key, claim.number, *how), ("claim", 1)])
 
 
 def only(link: RedisLink) -> Failure:
@@ -288,7 +269,7 @@ def test_an_error_is_type_message_and_traceback(link: RedisLink, slice_: RedisSe
     ended(slice_, claim, "lost", ERROR)
 
     found = only(link)
-    assert (found.task, found.type, found.message) == ("twofold[0]", "ValueError", "no such row: 7\nof nine")
+    assert (found.task, found.type, found.message) == ("double[0]", "ValueError", "no such row: 7\nof nine")
     assert found.traceback.startswith("Traceback")
     assert (found.attempts, found.queue, found.set_aside) == (None, None, False)
 
@@ -343,7 +324,6 @@ class Wrong:
         player = Player(self._client, "s", token=token)
         self._declining.decline(player.session, error)
         assert player.session.retired
-        player.close()
 
 
 def posted(client: Client) -> int:
@@ -437,9 +417,8 @@ def test_who_lacks_what_is_known_until_somebody_has_it(client: Client) -> None:
     assert cold(client) == set()
 
 
-def test_after_its_patience_the_session_pauses_and_says_who_lacks_what(client: Client) -> None:
+def test_after_its_patience_the_session_pauses_and_says_who_lacks_what(client: Client, redis: Any) -> None:
     handle = bag(client, "s")
-    redis: Any = client.link.client
     redis.hset(f"{keys_of('s')}h", "declined:elsewhere", "no module 'other'")
     Wrong(client, "one").takes()
     noted_at(client, 61)
@@ -503,14 +482,12 @@ def test_no_session_is_paused_that_somebody_works_on(client: Client) -> None:
 
     assert handle.status().status == "running"
     assert handle.declined() == {}  # nobody is waited for
-    player.close()
 
 
-def test_who_has_just_begun_may_be_about_to_decline_too(client: Client) -> None:
+def test_who_has_just_begun_may_be_about_to_decline_too(client: Client, redis: Any) -> None:
     handle = bag(client, "s", tasks=3)
     Wrong(client, "one").takes()
-    began = Player(client, "s")  # and has committed nothing
-    redis: Any = client.link.client
+    Player(client, "s")  # and has committed nothing
     redis.hdel(f"{keys_of('s')}qt", "default")
     client.session("s")._commit([("claim", 0)])  # another token
     noted_at(client, 61)
@@ -518,7 +495,6 @@ def test_who_has_just_begun_may_be_about_to_decline_too(client: Client) -> None:
     Wrong(client, "two").takes()
 
     assert handle.status().status == "paused"
-    began.close()
 
 
 def test_of_a_session_that_is_over_nothing_is_lacking(client: Client) -> None:

@@ -15,8 +15,6 @@ from rq import SimpleWorker
 from rq.serializers import JSONSerializer
 
 from graflow_ckpt.core.errors import BadAddress, GraflowError, GraphError
-from graflow_ckpt.fleet import pool as estates
-from graflow_ckpt.fleet import pool as logs
 from graflow_ckpt.fleet import pool as pools
 from graflow_ckpt.fleet.board import RunningSlice
 from graflow_ckpt.fleet.client import Client
@@ -26,7 +24,7 @@ from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.redis.tables import frozen
 from graflow_ckpt.stores.around.keys import Keyring
 from tests.servers import Server
-from tests.unit.fleet.played import Player, bag, tokens
+from tests.unit.fleet.played import Player, at_work, bag, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -108,18 +106,16 @@ def test_a_worker_is_named_by_its_machine_and_process() -> None:
 
 @pytest.fixture(autouse=True)
 def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estates, "AGAIN", 0.0)
+    monkeypatch.setattr(pools, "AGAIN", 0.0)
 
 
-def estate_at(url: str) -> Estate:
-    return Estate(url, url, ["default"])
+@pytest.fixture
+def estate(redis_url: str) -> Estate:
+    return Estate(redis_url, redis_url, ["default"])
 
 
-def test_a_debt_is_settled_at_once(client: Client, redis_url: str) -> None:
-    handle = bag(client, "s", tasks=1)
-    player = Player(client, "s")
-    player.claim()
-    estate = estate_at(redis_url)
+def test_a_debt_is_settled_at_once(client: Client, estate: Estate) -> None:
+    handle, player = at_work(client)
 
     estate.owes(RunningSlice("s", player.token), "it was killed", crashed=True)
     estate.settle()
@@ -134,10 +130,8 @@ def test_a_server_that_is_away_is_asked_again_later(
 ) -> None:
     server: Server = own_redis({"appendonly": "yes", "appendfsync": "always"})
     client = Client(open_link(server.url), keyring=keyring)
-    handle = bag(client, "s", tasks=1)
-    player = Player(client, "s")
-    player.claim()
-    estate = estate_at(server.url)
+    handle, player = at_work(client)
+    estate = Estate(server.url, server.url, ["default"])
     server.kill()
     estate.owes(RunningSlice("s", player.token), "it was killed", crashed=True)
     began = time.monotonic()
@@ -154,10 +148,9 @@ def test_a_server_that_is_away_is_asked_again_later(
     client.close()
 
 
-def test_a_session_that_is_frozen_does_not_hold_up_the_others(client: Client, redis_url: str) -> None:
+def test_a_session_that_is_frozen_does_not_hold_up_the_others(client: Client, estate: Estate) -> None:
     handles = [bag(client, name, tasks=1) for name in ("a", "b")]
     players = [Player(client, name) for name in ("a", "b")]
-    estate = estate_at(redis_url)
     for player in players:
         player.claim()
         estate.owes(RunningSlice(player.session.id, player.token), "it was killed", crashed=True)
@@ -172,8 +165,7 @@ def test_a_session_that_is_frozen_does_not_hold_up_the_others(client: Client, re
     assert [handle.status().ready for handle in handles] == [1, 1]
 
 
-def test_a_session_that_is_gone_owes_nothing(client: Client, redis_url: str) -> None:
-    estate = estate_at(redis_url)
+def test_a_session_that_is_gone_owes_nothing(client: Client, estate: Estate) -> None:
 
     estate.owes(RunningSlice("nobody", "e1t1"), "it was killed", crashed=True)
     estate.settle()
@@ -181,11 +173,10 @@ def test_a_session_that_is_gone_owes_nothing(client: Client, redis_url: str) -> 
     assert estate.patience > 1
 
 
-def test_a_dead_worker_is_struck_from_rq_s_list(client: Client, redis_url: str) -> None:
+def test_a_dead_worker_is_struck_from_rq_s_list(client: Client, estate: Estate) -> None:
     connection: Any = client.carrier.connection
     worker = SimpleWorker(["graflow-default"], "ghost", connection=connection, serializer=JSONSerializer)
     worker.register_birth()
-    estate = estate_at(redis_url)
 
     estate.leaves("ghost", listed=True)
     estate.leaves("never-seen", listed=True)
@@ -194,12 +185,11 @@ def test_a_dead_worker_is_struck_from_rq_s_list(client: Client, redis_url: str) 
     assert connection.smembers("rq:workers") == set()
 
 
-def test_what_the_dead_had_taken_from_rq_is_posted_again(client: Client, redis_url: str) -> None:
+def test_what_the_dead_had_taken_from_rq_is_posted_again(client: Client, estate: Estate) -> None:
     handle = bag(client, "s", tasks=1)
     queue = client.carrier.queue("default")
     (name,) = queue.job_ids
     client.carrier.connection.lmove(queue.key, queue.intermediate_queue_key)
-    estate = estate_at(redis_url)
 
     estate.leaves("ghost", listed=False)
     estate.settle()
@@ -209,13 +199,12 @@ def test_what_the_dead_had_taken_from_rq_is_posted_again(client: Client, redis_u
     assert len(tokens(handle)) == 1
 
 
-def test_what_somebody_has_begun_on_is_not(client: Client, redis_url: str) -> None:
+def test_what_somebody_has_begun_on_is_not(client: Client, estate: Estate) -> None:
     bag(client, "s", tasks=1)
     queue = client.carrier.queue("default")
     (name,) = queue.job_ids
     Player(client, "s")
     client.carrier.connection.lpush(queue.intermediate_queue_key, name)
-    estate = estate_at(redis_url)
 
     estate.leaves("ghost", listed=False)
     estate.settle()
@@ -240,7 +229,7 @@ def as_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_a_fact_is_one_json_object_with_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.begin_log("json", "worker-1")
+    pools.begin_log("json", "worker-1")
 
     log.warning(
         "task %s failed", "a", extra={"session": "s", "task": "a", "step": 3, "attempt": 2, "token": "e1t1"}
@@ -255,7 +244,7 @@ def test_a_fact_is_one_json_object_with_its_keys(capsys: pytest.CaptureFixture[s
 
 
 def test_text_says_the_same_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.begin_log("text", "worker-1")
+    pools.begin_log("text", "worker-1")
 
     log.info("task %s failed", "a", extra={"session": "s1", "task": "a", "step": 3})
 
@@ -265,7 +254,7 @@ def test_text_says_the_same_for_people(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_several_lines_of_one_fact_stay_together(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.begin_log("json", "pool")
+    pools.begin_log("json", "pool")
 
     try:
         raise ValueError("two\nlines")
@@ -277,8 +266,8 @@ def test_several_lines_of_one_fact_stay_together(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("manner", ["text", "json"])
-def test_a_password_is_in_no_line(capsys: pytest.CaptureFixture[str], manner: logs.Manner) -> None:
-    logs.begin_log(manner, "pool", logs.secrets_of("redis://user:s%40cret-word@host:6379/0", None, ""))
+def test_a_password_is_in_no_line(capsys: pytest.CaptureFixture[str], manner: pools.Manner) -> None:
+    pools.begin_log(manner, "pool", pools.secrets_of("redis://user:s%40cret-word@host:6379/0", None, ""))
 
     try:
         raise ValueError("cannot connect to redis://user:s%40cret-word@host")
@@ -291,7 +280,7 @@ def test_a_password_is_in_no_line(capsys: pytest.CaptureFixture[str], manner: lo
 
 
 def test_passwords_are_known_by_all_kinds_of_addresses() -> None:
-    found = logs.secrets_of(
+    found = pools.secrets_of(
         "redis+sentinel://:first@one:26379,two:26379/main/0?sentinel_password=second", "unix://:third@/socket"
     )
 
@@ -299,7 +288,7 @@ def test_passwords_are_known_by_all_kinds_of_addresses() -> None:
 
 
 def test_rq_says_only_what_it_warns_of(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.begin_log("text", "worker-1")
+    pools.begin_log("text", "worker-1")
 
     logging.getLogger("rq.worker").info("*** Listening on default...")
     logging.getLogger("rq.worker").warning("a warning")
@@ -309,8 +298,8 @@ def test_rq_says_only_what_it_warns_of(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_child_logs_under_its_own_name_and_once(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.begin_log("text", "pool")
-    logs.begin_log("text", "worker-1")
+    pools.begin_log("text", "pool")
+    pools.begin_log("text", "worker-1")
 
     log.info("here")
 

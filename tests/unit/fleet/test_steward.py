@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import read_state, write_state
 from tests.servers import Server, free_port
+from tests.stretch import until
 from tests.unit.fleet.played import dead
 from tests.unit.sessions.pair import SESSION, Plain
 
@@ -69,19 +70,10 @@ def at_work(charge: Charge) -> Iterator[Steward]:
 
 def signs(url: str) -> list[float]:
     try:
-        link = open_link(url)
-        found = [pool.age for pool in pools(link)]
-        link.close()
-        return found
+        with closing(open_link(url)) as link:
+            return [pool.age for pool in pools(link)]
     except ServerGone:
         return []
-
-
-def until(found: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not found():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_it_says_once_a_second_that_the_pool_is_alive(

@@ -33,7 +33,7 @@ from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.redis.keys import keys_of, source
 from graflow_ckpt.testing.drivers import at_once
 from tests.servers import Server
-from tests.unit.fleet.played import Player, bag, dead, task_of, tokens
+from tests.unit.fleet.played import Player, at_work, bag, dead, set_status, task_of, tokens
 
 
 @pytest.fixture
@@ -73,9 +73,7 @@ def posted(client: Client) -> set[str]:
 def test_a_lease_that_ran_out_is_taken_and_somebody_else_is_asked(
     client: Client, sweeper: FleetRepair
 ) -> None:
-    handle = bag(client, "s", tasks=1)
-    player = Player(client, "s", lease=-1)
-    player.claim()
+    handle, player = at_work(client, lease=-1)
 
     look(client, sweeper, "s")
 
@@ -85,9 +83,7 @@ def test_a_lease_that_ran_out_is_taken_and_somebody_else_is_asked(
 
 
 def test_a_lease_is_looked_at_when_it_ends_and_not_later(client: Client, sweeper: FleetRepair) -> None:
-    bag(client, "s", tasks=1)
-    player = Player(client, "s", lease=0.4)
-    player.claim()
+    at_work(client, lease=0.4)
 
     look(client, sweeper, "s")
 
@@ -95,9 +91,7 @@ def test_a_lease_is_looked_at_when_it_ends_and_not_later(client: Client, sweeper
 
 
 def test_a_worker_that_is_well_is_left_alone(client: Client, sweeper: FleetRepair) -> None:
-    handle = bag(client, "s")
-    player = Player(client, "s")
-    player.claim()
+    handle, _ = at_work(client, tasks=3)
     before = posted(client), tokens(handle)
 
     look(client, sweeper, "s")
@@ -109,9 +103,7 @@ def test_after_the_server_was_away_workers_renew_before_anything_is_taken(
     client: Client, sweeper: FleetRepair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeping, "HOLD", 60.0)
-    handle = bag(client, "s", tasks=1)
-    player = Player(client, "s", lease=-1)
-    player.claim()
+    handle, player = at_work(client, lease=-1)
     sweeper.was_away()
 
     look(client, sweeper, "s")
@@ -124,9 +116,7 @@ def test_after_the_server_was_away_workers_renew_before_anything_is_taken(
 
 
 def test_a_slice_whose_process_is_gone_is_taken_at_once(client: Client, sweeper: FleetRepair) -> None:
-    handle = bag(client, "s", tasks=1)
-    player = Player(client, "s", owner=dead())
-    player.claim()
+    handle, player = at_work(client, owner=dead())
     list_as_running(client, "s", player)
 
     sweeper.here()
@@ -137,9 +127,7 @@ def test_a_slice_whose_process_is_gone_is_taken_at_once(client: Client, sweeper:
 
 
 def test_a_slice_whose_process_lives_is_not(client: Client, sweeper: FleetRepair) -> None:
-    handle = bag(client, "s", tasks=1)
-    player = Player(client, "s")
-    player.claim()
+    handle, player = at_work(client)
     list_as_running(client, "s", player)
 
     sweeper.here()
@@ -148,9 +136,7 @@ def test_a_slice_whose_process_lives_is_not(client: Client, sweeper: FleetRepair
 
 
 def test_a_slice_that_somebody_watches_is_left_to_him_for_one_pass(client: Client) -> None:
-    handle = bag(client, "s", tasks=1)
-    player = Player(client, "s", owner=dead())
-    player.claim()
+    handle, player = at_work(client, owner=dead())
     list_as_running(client, "s", player)
     sweeper = FleetRepair(client, place(), lambda: [RunningSlice("s", player.token)])
 
@@ -285,12 +271,10 @@ def test_a_session_frozen_by_the_living_is_left_alone(client: Client, sweeper: F
 
 
 def test_a_submission_that_was_cut_short_is_cleared_away_after_its_hour(
-    client: Client, sweeper: FleetRepair
+    client: Client, sweeper: FleetRepair, redis: Any
 ) -> None:
     bag(client, "s", tasks=1)
-    redis: Any = client.link.client
-    line = redis.hget(f"{keys_of('s')}c", "c").decode().split("|")
-    redis.hset(f"{keys_of('s')}c", "c", "|".join(["init", *line[1:]]))
+    set_status(client, "s", "init")
 
     look(client, sweeper, "s")
     young = redis.exists(f"{keys_of('s')}c")
@@ -302,12 +286,10 @@ def test_a_submission_that_was_cut_short_is_cleared_away_after_its_hour(
 
 
 def test_a_submission_whose_maker_has_died_here_is_cleared_away_at_once(
-    client: Client, sweeper: FleetRepair
+    client: Client, sweeper: FleetRepair, redis: Any
 ) -> None:
     bag(client, "s", tasks=1)
-    redis: Any = client.link.client
-    line = redis.hget(f"{keys_of('s')}c", "c").decode().split("|")
-    redis.hset(f"{keys_of('s')}c", "c", "|".join(["init", *line[1:]]))
+    set_status(client, "s", "init")
     redis.hset(f"{keys_of('s')}h", "maker", json.dumps(asdict(dead())))
 
     look(client, sweeper, "s")
@@ -346,9 +328,8 @@ def test_a_session_that_goes_on_while_it_is_looked_at_stays_in_the_rota(
     assert client.link.client.zscore(ACTIVE, "s") is not None
 
 
-def test_a_session_that_is_gone_leaves_all_lists(client: Client, sweeper: FleetRepair) -> None:
+def test_a_session_that_is_gone_leaves_all_lists(client: Client, sweeper: FleetRepair, redis: Any) -> None:
     bag(client, "s", tasks=1)
-    redis: Any = client.link.client
     redis.delete(*redis.keys("graflow:{s}:*"))
 
     look(client, sweeper, "s")
@@ -441,9 +422,7 @@ def test_a_claim_of_the_dead_runs_again_before_all_others_and_its_crash_is_count
 
 
 def test_whoever_goes_on_is_asked_through_rq_and_the_dead_token_leaves_rq(client: Client) -> None:
-    bag(client, "s")
-    player = Player(client, "s")
-    player.claim()
+    _, player = at_work(client, tasks=3)
     client.carrier.post("s", player.token, "default")  # as it stands in RQ while it runs
 
     take(client, "s", player.token, "it was killed", forced=True)
@@ -462,14 +441,6 @@ def test_a_worker_that_is_alive_keeps_its_token(client: Client) -> None:
 
     player.session.commit([("end", claim.spec.key, claim.number, "completed", b"\xc0")])
     assert handle.status().completed == 1
-
-
-def test_a_lease_that_is_over_needs_no_force(client: Client) -> None:
-    bag(client, "s")
-    player = Player(client, "s", lease=-1)
-    player.claim()
-
-    assert take(client, "s", player.token, "its lease ran out")
 
 
 def test_of_two_reapers_at_once_one_wins(client: Client) -> None:
@@ -541,9 +512,7 @@ def test_a_token_that_nobody_has_begun_on_is_replaced(client: Client) -> None:
 
 
 def test_a_frozen_session_is_not_waited_for(client: Client) -> None:
-    bag(client, "s", tasks=1)
-    player = Player(client, "s")
-    player.claim()
+    _, player = at_work(client)
     redis = client.link.client
     line = redis.hget(f"{keys_of('s')}c", "c").decode().split("|")
     line[8] += "z"

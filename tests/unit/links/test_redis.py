@@ -439,19 +439,28 @@ def test_a_script_that_is_not_known_travels_with_its_call(redis_server: Server, 
     wire.close()
 
 
-def test_a_call_whose_reply_is_lost_is_sent_once(redis_server: Server, redis_url: str) -> None:
-    with Proxy(redis_server) as proxy:
-        link = open_link(proxy.url)
-        script = link.script(COUNT)
-        script(["n"])
-        proxy.drop_next_reply(b"EVALSHA")
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda link, script: script(["n"]),
+        lambda link, script: together(link.client, link.address, [(None, (), ["PING"]), (script, ["n"], ())]),
+    ],
+    ids=["alone", "with others"],
+)
+def test_a_call_whose_reply_is_lost_is_sent_once(
+    redis_server: Server, proxy: Proxy, ask: Callable[..., object]
+) -> None:
+    link = open_link(proxy.url)
+    script = link.script(COUNT)
+    script(["n"])
+    proxy.drop_next_reply(b"EVALSHA")
 
-        with pytest.raises(ServerGone):
-            script(["n"])
+    with pytest.raises(ServerGone):
+        ask(link, script)
 
-        assert redis_server.ask("GET", "n") == b"2"
-        assert script(["n"]) == 3  # the pool opens another connection
-        link.close()
+    assert redis_server.ask("GET", "n") == b"2"
+    assert script(["n"]) == 3  # the pool opens another connection
+    link.close()
 
 
 def test_after_a_restart_the_next_call_finds_the_server(own_redis: Callable[..., Server]) -> None:
@@ -496,20 +505,6 @@ def test_what_is_wrong_with_one_step_is_in_its_place_and_the_others_are_run(link
     assert isinstance(wrong, KeyTaken)
     assert "is a string, not a hash" in str(wrong)
     assert done >= 1  # twice if one of the scripts was not known
-
-
-def test_steps_whose_reply_is_lost_say_so(redis_server: Server, redis_url: str) -> None:
-    with Proxy(redis_server) as proxy:
-        link = open_link(proxy.url)
-        script = link.script(COUNT)
-        script(["n"])
-        proxy.drop_next_reply(b"EVALSHA")
-
-        with pytest.raises(ServerGone):
-            together(link.client, link.address, [(None, (), ["PING"]), (script, ["n"], ())])
-
-        assert redis_server.ask("GET", "n") == b"2"
-        link.close()
 
 
 def failing(*errors: Exception) -> Callable[[], str]:

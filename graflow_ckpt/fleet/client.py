@@ -24,7 +24,6 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from blake3 import blake3
-from redis import RedisError
 
 from graflow_ckpt.checkpoint.program import parcel as parcels
 from graflow_ckpt.checkpoint.seals import SealedCells
@@ -64,7 +63,6 @@ from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked, sessions_in
 from graflow_ckpt.fleet.programs import Packed, ProgramMissing, Programs, proof
 from graflow_ckpt.fleet.tokens import Carrier
-from graflow_ckpt.links.complaints import in_our_words
 from graflow_ckpt.links.redis import RedisLink, examine, open_link
 from graflow_ckpt.sessions.redis.names import check_names
 from graflow_ckpt.stores.around.keys import Keyring, uses_local_key
@@ -80,7 +78,7 @@ class Client:
     def __init__(self, link: RedisLink, rq: RedisLink | None = None, keyring: Keyring | None = None) -> None:
         self.link = link
         self.rq = rq or link
-        self.carrier = Carrier(self.rq.client)
+        self.carrier = Carrier(self.rq)
         self.keyring = keyring if keyring is not None or uses_local_key() else Keyring.load(local=False)
         self.programs = Programs(link, self.keyring)
         self._acceptance = Acceptance(link)
@@ -195,12 +193,9 @@ class Client:
         """Have a token carried; if RQ's server is away, a steward does it later."""
         try:
             self.carrier.post(session, token, queue)
-        except RedisError as error:
-            said = in_our_words(error, self.rq.address)
-            if not isinstance(said, ServerGone | ServerFull | ServerReadOnly):
-                raise said from error
+        except (ServerGone, ServerFull, ServerReadOnly) as error:
             facts = {"session": session, "token": token}
-            log.warning("token %s of session %s waits for a steward: %s", token, session, said, extra=facts)
+            log.warning("token %s of session %s waits for a steward: %s", token, session, error, extra=facts)
 
     # --- from checkpoints ------------------------------------------------------------------
 

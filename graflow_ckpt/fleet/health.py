@@ -245,7 +245,7 @@ def try_queue(carrier: Carrier) -> None:
     """Post a token that no worker listens for, and withdraw it."""
     session, token = f"doctor-{secrets.token_hex(8)}", f"e0t0_{new_nonce()}"
     name = f"{_QUEUE}-{secrets.token_hex(4)}"
-    with translated("RQ's server"):
-        carrier.post(session, token, name)
-        carrier.withdraw(session, token)
+    carrier.post(session, token, name)
+    carrier.withdraw(session, token)
+    with translated(carrier.link.address):
         carrier.queue(name).delete()

@@ -123,8 +123,5 @@ def asked(link: RedisLink, **kinds: str) -> Iterator[None]:
         if error.ids.get("code") != "WRONGTYPE":
             raise
         with translated(link.address):
-            raise taken(link.address, list(kinds), list(kinds.values()), _kind_at(link)) from error
-
-
-def _kind_at(link: RedisLink) -> Any:  # a call of redis-py, whose types allow a coroutine
-    return lambda key: link.client.type(key)
+            client: Any = link.client
+            raise taken(link.address, kinds, client.type) from error

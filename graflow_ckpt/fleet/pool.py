@@ -29,7 +29,6 @@ from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
-from redis import RedisError
 from rq.version import VERSION
 
 import graflow_ckpt
@@ -470,7 +469,7 @@ class Estate:
                 hands.carrier.bury(self._names[0], self._queues)
                 del self._names[0]
             self._said = False
-        except (ServerGone, ServerFull, SessionBusy, RedisError) as error:
+        except (ServerGone, ServerFull, SessionBusy) as error:
             self._not_before = monotonic() + AGAIN
             if not self._said:
                 log.warning("what a dead process held waits: %s", error)
@@ -478,12 +477,15 @@ class Estate:
             self._debts = [*self._debts[1:], *self._debts[:1]]  # a frozen one does not hold up others
         except GraflowError as error:
             log.warning("what a dead process held is left to the stewards: %s", error)
-            del self._debts[:1]
+            if self._debts:
+                del self._debts[0]
+            else:  # it is RQ's lists that cannot be written to
+                self._left, self._names = False, []
 
     def _open(self) -> Hands:
         if self._hands is None:
             link, rq = (open_link(url, timeout=TIMEOUT) for url in self._urls)
-            self._hands = Hands(link, Carrier(rq.client))
+            self._hands = Hands(link, Carrier(rq))
         return self._hands
 
     def forget(self) -> None:
@@ -498,7 +500,7 @@ class Estate:
         self.settle()
         try:
             sign_off(self._open().link, pool)
-        except (GraflowError, RedisError) as error:
+        except GraflowError as error:
             log.info("the end of pool %s was not noted: %s", pool, error)
 
 

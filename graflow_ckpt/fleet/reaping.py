@@ -15,8 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from redis import RedisError
-
+from graflow_ckpt.core.errors import ServerError
 from graflow_ckpt.core.facts import Cell
 from graflow_ckpt.engine.reaping import release
 from graflow_ckpt.engine.run import CRASH_BUDGET
@@ -132,7 +131,7 @@ def take(
         fleet.carrier.offer(session, other, queue)
     try:
         fleet.carrier.withdraw(session, token)
-    except RedisError as error:
+    except ServerError as error:
         log.info("RQ still lists token %s of session %s: %s", token, session, error, extra=facts)
     return True
 

@@ -293,9 +293,8 @@ class FleetRepair:
 
     def tidy_rq(self) -> None:
         """Delete jobs whose token is void, left behind because RQ's server was away when it was taken."""
-        with translated("RQ's server"):
-            begun, wrong = self._fleet.carrier.begun()
-            self._fleet.carrier.forget_workers()
+        begun, wrong = self._fleet.carrier.begun()
+        self._fleet.carrier.forget_workers()
         self.failed += wrong
         with translated(self._link.address):
             client = self._link.client
@@ -303,8 +302,7 @@ class FleetRepair:
         for session, token in void & self._void:  # for longer than a slice takes to end
             text = "RQ forgets token %s of session %s, which is void"
             log.info(text, token, session, extra={"session": session})
-            with translated("RQ's server"):
-                self._fleet.carrier.withdraw(session, token, begun[session, token])
+            self._fleet.carrier.withdraw(session, token, begun[session, token])
         self._void = void - self._void
 
 
@@ -368,7 +366,7 @@ class Steward:
         self._charge = charge
         self._owner = replace(describe(os.getppid()), argv=f"pool {charge.pool}")
         self._link = reached(charge.url)
-        carrier = Carrier(reached(charge.rq_url).client)
+        carrier = Carrier(reached(charge.rq_url))
         self._sweeper = FleetRepair(Hands(self._link, carrier), place(), self._running)
         self._complaints = Complaints()
         self._chores = [

@@ -13,24 +13,24 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from redis import Redis, RedisError
+from redis import RedisError
 from rq import Queue
 from rq.serializers import JSONSerializer
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
-from graflow_ckpt.core.errors import KeyTaken
-from graflow_ckpt.links.complaints import code_of, taken
+from graflow_ckpt.core.errors import KeyTaken, ServerError
+from graflow_ckpt.fleet.lists import asked
+from graflow_ckpt.links.complaints import code_of, in_our_words, taken, translated
+from graflow_ckpt.links.redis import RedisLink
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
 RUN_SLICE = "graflow_ckpt.fleet.slice.run_slice"
 FAILURE_TTL = 3600
 PREFIX = "graflow-"
-PLACE = "RQ's server"
 
 _NAME = re.compile(rb"(?P<session>[A-Za-z0-9_-]{1,64})-(?P<token>e\d{1,18}t\d{1,18}(?:_[a-z0-9_]{1,80})?)")
 _MOST = 1000  # executions of one job that are looked at
@@ -54,8 +54,9 @@ def token_in(name: bytes) -> tuple[str, str] | None:
 class Carrier:
     """Puts tokens into RQ's queues."""
 
-    def __init__(self, connection: Redis) -> None:
-        self.connection = connection
+    def __init__(self, link: RedisLink) -> None:
+        self.link = link
+        self.connection: Any = link.client  # a redis.Redis, whose types allow a coroutine
         self._queues: dict[str, Queue] = {}
 
     def queue(self, queue: str) -> Queue:
@@ -65,54 +66,36 @@ class Carrier:
             found = self._queues[queue] = Queue(name, connection=self.connection, serializer=JSONSerializer)
         return found
 
-    def kinds(self, queue: str) -> dict[str, str]:
-        """Return the keys that RQ needs for a queue, and what they hold."""
-        return {self.queue(queue).key: "list", Queue.redis_queues_keys: "set"}
-
     def post(self, session: str, token: str, queue: str) -> None:
         """Give the token to a worker that listens on the queue."""
-        pipe = self.connection.pipeline()
-        self.queue(queue).enqueue_call(
-            RUN_SLICE,
-            args=(session, token),
-            timeout=-1,  # a slice keeps its own time
-            result_ttl=0,
-            failure_ttl=FAILURE_TTL,
-            job_id=job_id(session, token),
-            pipeline=pipe,
-        )
-        for reply in pipe.execute(raise_on_error=False):
-            if isinstance(reply, RedisError):
-                self._not_written(reply, {**self.kinds(queue), f"rq:job:{job_id(session, token)}": "hash"})
-
-    def _not_written(self, error: RedisError, kinds: dict[str, str]) -> None:
-        """Log what could not be written, unless a worker needs it: that is the queue alone."""
-        if code_of(error) != "WRONGTYPE":
-            raise error
-        wrong = self._taken(kinds)
-        if any(kind == "list" for key, kind in kinds.items() if key in wrong.ids["keys"]):
-            raise wrong
-        log.error("%s", wrong)
-
-    @contextmanager
-    def _named(self, kinds: dict[str, str]) -> Iterator[None]:
-        """Name what else is under one of the keys that the calls inside need."""
-        try:
-            yield
-        except RedisError as error:
+        pipe, name, waits = self.connection.pipeline(), job_id(session, token), self.queue(queue)
+        with translated(self.link.address):
+            waits.enqueue_call(
+                RUN_SLICE,
+                args=(session, token),
+                timeout=-1,  # a slice keeps its own time
+                result_ttl=0,
+                failure_ttl=FAILURE_TTL,
+                job_id=name,
+                pipeline=pipe,
+            )
+            replies = pipe.execute(raise_on_error=False)
+        for error in (reply for reply in replies if isinstance(reply, RedisError)):
             if code_of(error) != "WRONGTYPE":
-                raise
-            raise self._taken(kinds) from error
+                raise in_our_words(error, self.link.address)
+            wrong = self._taken({waits.key: "list", Queue.redis_queues_keys: "set", f"rq:job:{name}": "hash"})
+            if waits.key in wrong.ids["keys"]:  # what a worker needs
+                raise wrong
+            log.error("%s", wrong)
 
     def _taken(self, kinds: dict[str, str]) -> KeyTaken:
-        client: Any = self.connection
-        return taken(PLACE, list(kinds), list(kinds.values()), client.type)
+        return taken(self.link.address, kinds, self.connection.type)
 
     def offer(self, session: str, token: str, queue: str) -> None:
         """Post in mid-work: if RQ's server is away, a steward posts it, for the session knows of it."""
         try:
             self.post(session, token, queue)
-        except (RedisError, KeyTaken) as error:
+        except ServerError as error:
             facts = {"session": session, "token": token}
             log.warning("token %s of session %s waits for a steward: %s", token, session, error, extra=facts)
 
@@ -130,9 +113,10 @@ class Carrier:
         """Delete what RQ still knows of a token that is void. `queue`: where it is, if that is known."""
         name = job_id(session, token)
         key, executions = f"rq:job:{name}", f"rq:executions:{name}"
-        client: Any = self.connection
-        pipe = client.pipeline(transaction=False).hget(key, "origin").zrange(executions, 0, _MOST)
-        origin, ids = pipe.execute(raise_on_error=False)
+        client = self.connection
+        with translated(self.link.address):
+            pipe = client.pipeline(transaction=False).hget(key, "origin").zrange(executions, 0, _MOST)
+            origin, ids = pipe.execute(raise_on_error=False)
         ours = origin.decode() if isinstance(origin, bytes) and origin.isascii() else ""
         queues = {queue_name(queue)} if queue else set()
         queues |= {ours} if ours.startswith(PREFIX) else set()
@@ -144,23 +128,22 @@ class Carrier:
             pipe.lrem(waits.key, 0, name).lrem(waits.intermediate_queue_key, 0, name)
             if runs:
                 pipe.zrem(waits.started_job_registry.key, *runs)
-        pipe.execute(raise_on_error=False)  # what is no list holds no job
+        with translated(self.link.address):
+            pipe.execute(raise_on_error=False)  # what is no list holds no job
 
     def ids(self, queue: str) -> set[str]:
         """Return the jobs that wait in a queue."""
         key = self.queue(queue).key
-        client: Any = self.connection
-        with self._named({key: "list"}):
-            return {name.decode(errors="replace") for name in client.lrange(key, 0, -1)}
+        with asked(self.link, **{key: "list"}):
+            return {name.decode(errors="replace") for name in self.connection.lrange(key, 0, -1)}
 
     def begun(self) -> tuple[dict[tuple[str, str], str], list[KeyTaken]]:
         """Return tokens that a worker has taken or begun on, for all that RQ knows, with their queues.
 
         And the keys under which something else is kept.
         """
-        client: Any = self.connection
-        with self._named({Queue.redis_queues_keys: "set"}):
-            names = client.smembers(Queue.redis_queues_keys)
+        with asked(self.link, **{Queue.redis_queues_keys: "set"}):
+            names = self.connection.smembers(Queue.redis_queues_keys)
         prefix = f"{Queue.redis_queue_namespace_prefix}{PREFIX}".encode()
         queues = [n.removeprefix(prefix).decode() for n in names if n.startswith(prefix) and n.isascii()]
         found, wrong = dict[tuple[str, str], str](), list[KeyTaken]()
@@ -170,8 +153,9 @@ class Carrier:
                 waits.started_job_registry.key: "zset", waits.intermediate_queue_key: "list"
             }  # fmt: skip
             begun, taken_off = kinds
-            pipe = client.pipeline(transaction=False).zrange(begun, 0, -1).lrange(taken_off, 0, -1)
-            replies = pipe.execute(raise_on_error=False)
+            pipe = self.connection.pipeline(transaction=False).zrange(begun, 0, -1).lrange(taken_off, 0, -1)
+            with translated(self.link.address):
+                replies = pipe.execute(raise_on_error=False)
             if any(isinstance(reply, RedisError) for reply in replies):
                 wrong.append(self._taken(kinds))
             for names in replies:
@@ -183,19 +167,18 @@ class Carrier:
     def taken_by_nobody(self, queue: str) -> list[tuple[str, str]]:
         """Return tokens taken from the queue and not reported to RQ: a worker is about to, or it has died."""
         key = self.queue(queue).intermediate_queue_key
-        client: Any = self.connection
-        with self._named({key: "list"}):
-            return [run for name in client.lrange(key, 0, -1) if (run := token_in(name)) is not None]
+        with asked(self.link, **{key: "list"}):
+            names = self.connection.lrange(key, 0, -1)
+        return [run for name in names if (run := token_in(name)) is not None]
 
     def forget_workers(self) -> None:
         """Take workers off RQ's lists whose signs of life have ended."""
-        client: Any = self.connection
-        with self._named({REDIS_WORKER_KEYS: "set"}):
-            names = list(client.smembers(REDIS_WORKER_KEYS))
-        pipe = client.pipeline(transaction=False)
-        for name in names:
-            pipe.exists(name)
-        gone = [name for name, there in zip(names, pipe.execute(), strict=True) if not there]
+        with asked(self.link, **{REDIS_WORKER_KEYS: "set"}):
+            names = list(self.connection.smembers(REDIS_WORKER_KEYS))
+            pipe = self.connection.pipeline(transaction=False)
+            for name in names:
+                pipe.exists(name)
+            gone = [name for name, there in zip(names, pipe.execute(), strict=True) if not there]
         if gone:
             self._unlist(gone, [name.removeprefix(PREFIX) for name in self._queues])
 
@@ -203,21 +186,24 @@ class Carrier:
         """Forget a worker that has died: RQ would list it for minutes."""
         key = f"rq:worker:{worker}".encode()
         self._unlist([key], queues)
-        self.connection.delete(key)
+        with translated(self.link.address):
+            self.connection.delete(key)
 
     def _unlist(self, keys: Sequence[bytes], queues: Iterable[str]) -> None:
-        client: Any = self.connection
-        pipe = client.pipeline(transaction=False)
+        pipe = self.connection.pipeline(transaction=False)
         for where in (REDIS_WORKER_KEYS, *(WORKERS_BY_QUEUE_KEY % queue_name(queue) for queue in queues)):
             pipe.srem(where, *keys)
-        pipe.execute(raise_on_error=False)  # advisory, and where something else is kept no worker is listed
+        with translated(self.link.address):
+            pipe.execute(
+                raise_on_error=False
+            )  # advisory, and where something else is kept no worker is listed
 
     def waiting(self, queues: Iterable[str]) -> dict[str, int]:
         """Return how many tokens wait in each queue; none in one that is no list."""
         names = list(queues)
-        client: Any = self.connection
-        pipe = client.pipeline(transaction=False)
+        pipe = self.connection.pipeline(transaction=False)
         for queue in names:
             pipe.llen(self.queue(queue).key)
-        counts = pipe.execute(raise_on_error=False) if names else []
+        with translated(self.link.address):
+            counts = pipe.execute(raise_on_error=False) if names else []
         return {queue: n if isinstance(n, int) else 0 for queue, n in zip(names, counts, strict=True)}

@@ -51,7 +51,7 @@ from graflow_ckpt.fleet.board import BoardLine, Order, State
 from graflow_ckpt.fleet.lists import owner_text
 from graflow_ckpt.fleet.reaping import GAVE_UP, STOPPED, take
 from graflow_ckpt.fleet.slice import CODE_PATIENCE, Observers, Slice, Worker, run_slice, serve
-from graflow_ckpt.fleet.tokens import PLACE, Carrier, queue_name, token_in
+from graflow_ckpt.fleet.tokens import Carrier, queue_name, token_in
 from graflow_ckpt.links.complaints import code_of, taken
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink, open_link
@@ -95,7 +95,7 @@ def work(settings: PoolSettings, line: BoardLine, label: str, keyring: Keyring) 
     rq = reached(settings.rq).client
     # without retries RQ would leave its loop at the first broken connection
     rq.set_retry(Retry(ExponentialBackoff(cap=0.5, base=0.02), 10))
-    carrier = Carrier(reached(settings.rq).client)
+    carrier = Carrier(reached(settings.rq))
     owner = replace(myself(), argv=label)
     worker = Worker(
         link, carrier, keyring, owner=owner_text(owner), lease=settings.lease, budget=settings.budget,
@@ -363,7 +363,7 @@ class Listening(SimpleWorker):
 def _name(connection: Redis, kinds: dict[str, str]) -> None:
     """Log what else is kept under keys that RQ needs, each time it is something new."""
     client: Any = connection
-    error = taken(PLACE, list(kinds), list(kinds.values()), client.type)
+    error = taken("RQ's server", kinds, client.type)
     if error.message not in _said:
         _said.add(error.message)
         log.error("%s", error)

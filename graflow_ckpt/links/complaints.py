@@ -213,17 +213,12 @@ def translated(address: str) -> Iterator[None]:
         raise in_our_words(error, address) from error
 
 
-def taken(
-    address: str, keys: Sequence[Key], types: Sequence[str], ask: Callable[[Key], bytes | str]
-) -> KeyTaken:
-    """Return the error that names what is under `keys` and should not be. `types`: those that are known."""
-    found = {_text(key): _text(ask(key)) for key in keys}
-    wanted = dict(zip(found, types, strict=False))
-    wrong = {key: kind for key, kind in found.items() if kind not in (wanted.get(key), "none")}
-    listed = ", ".join(
-        f"{key} is a {kind}" + (f", not a {wanted[key]}" if key in wanted else "")
-        for key, kind in wrong.items()
-    )
+def taken(address: str, kinds: Mapping[Any, str], ask: Callable[[Key], bytes | str]) -> KeyTaken:
+    """Return the error that names what else is under keys. `kinds`: what each should hold; "" if unknown."""
+    found = {_text(key): (_text(ask(key)), wanted) for key, wanted in kinds.items()}
+    wrong = {key: kind for key, (kind, wanted) in found.items() if kind not in (wanted, "none")}
+    known = {key: f", not a {wanted}" if wanted else "" for key, (_, wanted) in found.items()}
+    listed = ", ".join(f"{key} is a {kind}{known[key]}" for key, kind in wrong.items())
     return KeyTaken(
         f"At {address} something else is kept under a key that is needed here: {listed}.",
         hint="Use another database (the number at the end of the address), or remove what is there (DEL).",

@@ -18,6 +18,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any, NoReturn
 
 from graflow_ckpt.core.errors import ServerGone
@@ -101,7 +102,7 @@ def together(client: redis.Redis, address: str, steps: Sequence[Step]) -> list[A
 def _complaint(error: redis.RedisError, step: Step, address: str, type_of: Any) -> Exception:
     script, keys, _ = step
     if script is not None and code_of(error) == "WRONGTYPE":
-        return taken(address, keys, script.types, type_of)
+        return taken(address, dict(zip_longest(keys, script.types[: len(keys)], fillvalue="")), type_of)
     return in_our_words(error, address, keys)
 
 

@@ -133,7 +133,7 @@ class Fleet:
             link = open_link(url)
             owner = json.dumps(asdict(replace(myself(), argv=f"worker {number}")))
             keyring = self.client.keyring
-            self.workers.append(Worker(link, Carrier(link.client), keyring, owner=owner, budget=budget))
+            self.workers.append(Worker(link, Carrier(link), keyring, owner=owner, budget=budget))
         self.sweeper = FleetRepair(self.client, "nowhere")
         self.ran: Counter[tuple[str, int]] = Counter()  # slices of a session, by worker
         self._turns = cycle(range(workers))

@@ -21,7 +21,6 @@ from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.health import PoolFacts, pools
 from graflow_ckpt.fleet.status import Status, read_all
-from graflow_ckpt.links.complaints import translated
 
 RECENT = 60.0  # seconds for which a session that has ended is still shown
 _NEWEST = 50  # sessions that are looked at although nothing runs in them
@@ -114,8 +113,7 @@ class Overview:
         for pool in alive:
             serving.update(dict.fromkeys(pool.queues, len(pool.workers)))
         names = sorted(ready.keys() | serving.keys())
-        with translated(self._client.link.address):
-            waiting = self._client.carrier.waiting(names)
+        waiting = self._client.carrier.waiting(names)
         return [Queue(name, ready[name], running[name], waiting[name], serving[name]) for name in names]
 
 

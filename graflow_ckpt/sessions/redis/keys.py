@@ -64,7 +64,7 @@ def wrong_keys(link: RedisLink, session: str) -> KeyTaken:
         for part, kind in (("q", "zset"), ("a", "list")):
             for key in client.scan_iter(match=f"{prefix}{part}:*", count=1000):
                 wanted[key.decode()] = kind
-        return taken(link.address, list(wanted), list(wanted.values()), client.type)
+        return taken(link.address, wanted, client.type)
 
 
 # --- scripts ---------------------------------------------------------------------------

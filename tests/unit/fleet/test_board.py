@@ -13,11 +13,11 @@ from mmap import mmap
 from typing import Any, ClassVar
 
 import pytest
-from redis import RedisError
 from rq import Queue, SimpleWorker
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.fleet.board import Board, BoardLine, Order, RunningSlice, State
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.lists import ACTIVE, Presence, host_key, owner_text, place
@@ -176,8 +176,8 @@ def test_a_session_that_has_left_the_rota_is_not_brought_back(client: Client, re
 
 
 @pytest.fixture
-def carrier(redis_server: Server, redis_url: str) -> Carrier:
-    return Carrier(redis_server.client())
+def carrier(redis_url: str) -> Carrier:
+    return Carrier(open_link(redis_url))
 
 
 def waits(carrier: Carrier) -> list[str]:
@@ -254,13 +254,13 @@ def test_in_mid_work_a_queue_that_is_away_is_left_to_a_steward(
     own_redis: Callable[..., Server], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = own_redis()
-    carrier = Carrier(server.client(retry=None, socket_timeout=1))
+    carrier = Carrier(open_link(server.url, timeout=1))
     server.kill()
 
     carrier.offer("s", "e1t1", "gpu")
 
     assert "waits for a steward" in caplog.text
-    with pytest.raises(RedisError):
+    with pytest.raises(ServerGone):
         carrier.post("s", "e1t1", "gpu")
 
 

@@ -426,7 +426,7 @@ def test_a_user_of_the_documented_rights_works_and_leaves_nothing(
     link = open_link(url)
 
     try_session(link)
-    try_queue(Carrier(link.client))
+    try_queue(Carrier(link))
 
     assert hears(link) is channels
     assert server.client().keys() == []

@@ -196,7 +196,7 @@ def test_a_token_that_a_worker_begins_on_meanwhile_is_not_posted(
 def test_a_server_that_goes_away_in_mid_repair_is_said_to_be_away(own_redis: Callable[..., Server]) -> None:
     server = own_redis()
     with closing(open_link(server.url)) as link, closing(open_link(own_redis().url)) as rqs:
-        sweeper = FleetRepair(Hands(link, Carrier(rqs.client)), place())
+        sweeper = FleetRepair(Hands(link, Carrier(rqs)), place())
         server.kill()
         with pytest.raises(ServerGone):
             sweeper._post("s", "e1t1", "default")

@@ -450,7 +450,9 @@ def test_what_sentinels_clients_show_of_themselves_is_not_repeated() -> None:
 def test_a_key_of_another_type_is_named_with_what_it_is() -> None:
     found = {b"g:h": b"string", b"g:q": b"zset", b"g:t": b"none", b"g:x": b"list"}
 
-    error = taken("redis://h:1/0", list(found), ["hash", "zset", "hash"], found.__getitem__)
+    kinds = dict(zip(found, ("hash", "zset", "hash", ""), strict=True))
+
+    error = taken("redis://h:1/0", kinds, found.__getitem__)
 
     assert type(error) is KeyTaken
     assert error.keys == {"g:h": "string", "g:x": "list"}

@@ -206,9 +206,8 @@ class Acceptance:
     def _same(self, draft: Draft) -> None:
         """Refuse to return the result of other arguments."""
         key = f"{keys_of(draft.session)}h"
-        client: Any = self._link.client
         with asked(self._link, **{key: "hash"}):
-            theirs: bytes | None = client.hget(key, GIVEN)
+            theirs: bytes | None = self._link.client.hget(key, GIVEN)
         if theirs is not None and theirs.decode(errors="replace") != draft.facts.get(GIVEN):
             raise SessionExists(
                 f"Session {draft.session} was submitted with other arguments; its result is not theirs.",
@@ -220,9 +219,8 @@ class Acceptance:
         """List a session before it is there: an unlisted one would be lost if this process dies."""
         now = int(time.time() * 1000)
         with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):
-            client: Any = self._link.client
-            client.zadd(SESSIONS, {session: now}, nx=True)
-            client.zadd(ACTIVE, {session: now})
+            self._link.client.zadd(SESSIONS, {session: now}, nx=True)
+            self._link.client.zadd(ACTIVE, {session: now})
 
     def _made(self, draft: Draft, sender: RedisSession) -> bool:
         terms = draft.terms
@@ -248,11 +246,10 @@ class Acceptance:
     def _abandoned(self, session: str) -> bool:
         """Delete what a dead process never completed; return True if that was so."""
         prefix = keys_of(session)
-        client: Any = self._link.client
-        if client.type(f"{prefix}c") != b"hash":
+        if self._link.client.type(f"{prefix}c") != b"hash":
             raise wrong_keys(self._link, session)
         with asked(self._link, **{f"{prefix}h": "hash"}):
-            maker = client.hget(f"{prefix}h", "maker")
+            maker = self._link.client.hget(f"{prefix}h", "maker")
         owner = owner_from(maker or b"")
         if owner is None or not is_gone(owner):
             return False
@@ -277,9 +274,8 @@ class Acceptance:
     def unlist(self, session: str) -> None:
         """Remove a session from the lists: it is gone."""
         with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):
-            client: Any = self._link.client
-            client.zrem(SESSIONS, session)
-            client.zrem(ACTIVE, session)
+            self._link.client.zrem(SESSIONS, session)
+            self._link.client.zrem(ACTIVE, session)
 
 
 @cache

@@ -249,7 +249,7 @@ class Client:
     def watch(self, session: str) -> None:
         """Have the stewards look at it soon."""
         with asked(self.link, **{ACTIVE: "zset"}):
-            self._client.zadd(ACTIVE, {session: int(time.time() * 1000)})
+            self.link.client.zadd(ACTIVE, {session: int(time.time() * 1000)})
 
     def unlist(self, session: str) -> None:
         self._acceptance.unlist(session)
@@ -261,18 +261,14 @@ class Client:
     def sessions(self) -> list[str]:
         """Return the ids of all that are there, the newest first."""
         with asked(self.link, **{SESSIONS: "zset"}):
-            return sessions_in(self._client.zrevrange(SESSIONS, 0, -1))
+            return sessions_in(self.link.client.zrevrange(SESSIONS, 0, -1))
 
     def lately(self, newest: int) -> list[str]:
         """Return the ids of all that stewards look at, and of the newest."""
         with asked(self.link, **{SESSIONS: "zset", ACTIVE: "zset"}):
-            active = self._client.zrange(ACTIVE, 0, -1)
-            found = [*active, *self._client.zrevrange(SESSIONS, 0, newest - 1)]
+            active = self.link.client.zrange(ACTIVE, 0, -1)
+            found = [*active, *self.link.client.zrevrange(SESSIONS, 0, newest - 1)]
         return list(dict.fromkeys(sessions_in(found)))
-
-    @property
-    def _client(self) -> Any:  # a redis.Redis, whose types allow a coroutine
-        return self.link.client
 
     def close(self) -> None:
         self.link.close()

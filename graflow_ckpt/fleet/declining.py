@@ -15,7 +15,6 @@ import os
 import platform
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any
 
 from graflow_ckpt.checkpoint.program.plan import COLUMNS, PlanRow
 from graflow_ckpt.core.errors import GraflowError
@@ -74,10 +73,9 @@ class Declining:
         session.commit([*ops, ("claim", 0)], mode="q")
         tokens = f"{keys_of(session.id)}tok"
         with asked(self._link, **{tokens: "zset", ACTIVE: "zset"}):
-            client: Any = self._link.client
             if made:
-                client.zadd(tokens, made, xx=True)
-            client.zadd(ACTIVE, {session.id: until}, xx=True)
+                self._link.client.zadd(tokens, made, xx=True)
+            self._link.client.zadd(ACTIVE, {session.id: until}, xx=True)
 
     def say(self, session: str, error: Exception) -> None:
         """Log that a session is left to others, by name."""
@@ -125,8 +123,7 @@ def declined(link: RedisLink, session: str) -> dict[str, str]:
     """Return the machines whose workers do not have its program now, and what they lack."""
     key, line = f"{keys_of(session)}h", f"{keys_of(session)}c"
     with asked(link, **{key: "hash", line: "hash"}):
-        client: Any = link.client
-        counters, cold = head_of(client, link.address, session), client.hgetall(key)
+        counters, cold = head_of(link.client, link.address, session), link.client.hgetall(key)
     if counters is None or parse_line(session, counters)["status"] in ENDED or b"declined" not in cold:
         return {}
     found = {name.decode(errors="replace"): why.decode(errors="replace") for name, why in cold.items()}
@@ -137,6 +134,5 @@ def forget(link: RedisLink, session: str, *others: str) -> None:
     """Forget what was noted: a worker has it, or all are asked again. `others`: further notes to delete."""
     key = f"{keys_of(session)}h"
     with asked(link, **{key: "hash"}):
-        client: Any = link.client
-        names = [name for name in client.hkeys(key) if name.startswith(_AT.encode())]
-        client.hdel(key, *NOTED, *others, *names)
+        names = [name for name in link.client.hkeys(key) if name.startswith(_AT.encode())]
+        link.client.hdel(key, *NOTED, *others, *names)

@@ -67,13 +67,9 @@ class Handle:
     def __repr__(self) -> str:
         return f"<session {self.session} at {self.address}>"
 
-    @property
-    def _redis(self) -> Any:  # a redis.Redis, whose types allow a coroutine
-        return self._link.client
-
     def _cold(self, *names: str) -> list[Any]:  # bytes, or None
         with asked(self._link, **{f"{self._prefix}h": "hash"}):
-            found: list[Any] = self._redis.hmget(f"{self._prefix}h", *names)
+            found: list[Any] = self._link.client.hmget(f"{self._prefix}h", *names)
         return found
 
     def _readable(self) -> AbstractContextManager[None]:
@@ -149,7 +145,7 @@ class Handle:
         if status.status != "completed":
             raise self.error(status)
         with asked(self._link, **{f"{self._prefix}done": "zset"}):
-            last = self._redis.zrevrange(f"{self._prefix}done", 0, 0)
+            last = self._link.client.zrevrange(f"{self._prefix}done", 0, 0)
         with self._readable():
             return self.value(last[0].decode() + RESULT) if last else None
 
@@ -271,7 +267,7 @@ class Handle:
         if not hard:
             return
         with asked(self._link, **{f"{self._prefix}own": "hash"}):
-            tokens = self._redis.hkeys(f"{self._prefix}own")
+            tokens = self._link.client.hkeys(f"{self._prefix}own")
         for token in (token.decode(errors="replace") for token in tokens):
             why = "it was cancelled"
             release(self._link, self.session, self._cells, token, why, forced=True, crashed=False)
@@ -320,12 +316,14 @@ class Handle:
 
     def purge(self) -> None:
         """Delete all that is kept of it."""
-        head_of(self._redis, self._link.address, self.session)  # nothing is deleted of an unknown format
+        head_of(
+            self._link.client, self._link.address, self.session
+        )  # nothing is deleted of an unknown format
         with asked(self._link):
-            self._redis.delete(f"{self._prefix}c")  # from here on no process can add to the others
-            keys = list(self._redis.scan_iter(match=f"{self._prefix.replace('[', '?')}*", count=1000))
+            self._link.client.delete(f"{self._prefix}c")  # from here on no process can add to the others
+            keys = list(self._link.client.scan_iter(match=f"{self._prefix.replace('[', '?')}*", count=1000))
             for start in range(0, len(keys), _PAGE):
-                self._redis.delete(*keys[start : start + _PAGE])
+                self._link.client.delete(*keys[start : start + _PAGE])
         self._client.unlist(self.session)
 
     # --- more to look at ---------------------------------------------------------------
@@ -452,18 +450,17 @@ class Changes:
 def completions(link: RedisLink, session: str, after: int) -> Iterator[Progress]:
     """Yield completions in order, from a step on; of a repeated task all, if there is a ledger."""
     prefix = keys_of(session)
-    client: Any = link.client
     names = {f"{prefix}ledger": "list", f"{prefix}done": "zset"}
     with asked(link, **names):
-        whole = bool(client.exists(f"{prefix}ledger"))
+        whole = bool(link.client.exists(f"{prefix}ledger"))
     with readable(session, link.address):
-        yield from (_of_ledger if whole else _of_tasks)(link, client, prefix, after)
+        yield from (_of_ledger if whole else _of_tasks)(link, prefix, after)
 
 
-def _of_tasks(link: RedisLink, client: Any, prefix: str, after: int) -> Iterator[Progress]:
+def _of_tasks(link: RedisLink, prefix: str, after: int) -> Iterator[Progress]:
     while True:
         with asked(link, **{f"{prefix}done": "zset"}):
-            found = client.zrangebyscore(f"{prefix}done", f"({after}", "+inf", 0, _PAGE, withscores=True)
+            found = link.client.zrangebyscore(f"{prefix}done", f"({after}", "+inf", 0, _PAGE, withscores=True)
         for name, step in found:
             after = int(step)
             yield Progress("task", name.decode(), after)
@@ -471,12 +468,12 @@ def _of_tasks(link: RedisLink, client: Any, prefix: str, after: int) -> Iterator
             return
 
 
-def _of_ledger(link: RedisLink, client: Any, prefix: str, after: int) -> Iterator[Progress]:
+def _of_ledger(link: RedisLink, prefix: str, after: int) -> Iterator[Progress]:
     """Yield completions from a ledger: one line per end of any kind, at least as many as steps."""
     at = after
     while True:
         with asked(link, **{f"{prefix}ledger": "list"}):
-            found = client.lrange(f"{prefix}ledger", at, at + _PAGE - 1)
+            found = link.client.lrange(f"{prefix}ledger", at, at + _PAGE - 1)
         at += len(found)
         for line in found:
             _, step, task, _, _, how, *_ = line.decode(errors="replace").split("\x1f")
@@ -490,9 +487,8 @@ def _of_ledger(link: RedisLink, client: Any, prefix: str, after: int) -> Iterato
 def doubts(link: RedisLink, session: str) -> dict[str, int]:
     """Return the tasks that wait for an answer, and the keys of their specs."""
     key = f"{keys_of(session)}dead"
-    client: Any = link.client
     with asked(link, **{key: "hash"}):
-        records: dict[bytes, bytes] = client.hgetall(key)
+        records: dict[bytes, bytes] = link.client.hgetall(key)
     found = {}
     with readable(session, link.address):
         for number, record in records.items():

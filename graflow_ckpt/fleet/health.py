@@ -17,7 +17,6 @@ import secrets
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.core.errors import GraflowError, ServerError, ServerRefuses
@@ -90,7 +89,7 @@ def worker_facts(name: str, line: BoardLine) -> WorkerFacts:
 def sign(link: RedisLink, facts: PoolFacts) -> None:
     """Give a sign of life of this pool, and of what it does."""
     text = json.dumps(asdict(facts), separators=(",", ":"))
-    client: Any = link.client
+    client = link.client
     with translated(link.address):
         seconds, micros = client.time()
         now = seconds * 1000 + micros // 1000
@@ -101,15 +100,14 @@ def sign(link: RedisLink, facts: PoolFacts) -> None:
 
 def sign_off(link: RedisLink, pool: str) -> None:
     """Delete the signs of a pool that has ended as it should."""
-    client: Any = link.client
     with translated(link.address):
-        client.zrem(POOLS, pool)
-        client.delete(pool_key(pool))
+        link.client.zrem(POOLS, pool)
+        link.client.delete(pool_key(pool))
 
 
 def pools(link: RedisLink) -> list[PoolFacts]:
     """Return all that have given a sign of life lately."""
-    client: Any = link.client
+    client = link.client
     found = []
     with asked(link, **{POOLS: "zset"}):
         seconds, micros = client.time()
@@ -188,9 +186,8 @@ def try_session(link: RedisLink) -> None:
     try:
         _live(link, session, left)
     finally:
-        client: Any = link.client
         with suppress(ServerError), translated(link.address):  # else it expires by itself
-            client.unlink(*[f"{keys_of(session)}{name}" for name in left])
+            link.client.unlink(*[f"{keys_of(session)}{name}" for name in left])
 
 
 def _live(link: RedisLink, session: str, left: list[str]) -> None:

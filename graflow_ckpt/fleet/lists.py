@@ -101,7 +101,7 @@ class Presence:
         with suppress(
             RedisError, GraflowError
         ):  # an entry too many is found to be void; a round takes a second
-            client: Any = self._link.client
+            client = self._link.client
             client.hdel(self._key, f"{session} {token}")
             delayed = f"{keys_of(session)}dl"
             for _, due in client.zrange(delayed, 0, 0, withscores=True):
@@ -123,5 +123,4 @@ def asked(link: RedisLink, **kinds: str) -> Iterator[None]:
         if error.ids.get("code") != "WRONGTYPE":
             raise
         with translated(link.address):
-            client: Any = link.client
-            raise taken(link.address, kinds, client.type) from error
+            raise taken(link.address, kinds, link.client.type) from error

@@ -509,7 +509,7 @@ def _return(hands: Hands, queues: Sequence[str]) -> None:
 
     One that another worker is about to begin on is posted twice then; the second time it is refused.
     """
-    client: Any = hands.link.client
+    client = hands.link.client
     for queue in queues:
         try:
             for session, token in hands.carrier.taken_by_nobody(queue):

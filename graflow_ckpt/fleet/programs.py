@@ -15,7 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from time import monotonic
 from traceback import extract_tb
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from graflow_ckpt._restore import PYTHON
 from graflow_ckpt.checkpoint.program import parcel as parcels
@@ -130,12 +130,11 @@ class Programs:
         """Have it there for the workers."""
         digest, data = packed
         key = key_of(digest)
-        client: Any = self._link.client
         with asked(self._link, **{key: "string"}):
-            pipe = client.pipeline(transaction=False)
+            pipe = self._link.client.pipeline(transaction=False)
             head, _ = pipe.getrange(key, 0, _HEAD).expire(key, TTL).execute()
             if sealed_by(head) != keyring.signing[0]:  # none, or of a key that is on its way out
-                client.set(key, SealedCells(_place(digest), keyring).seal(data, "program"), ex=TTL)
+                self._link.client.set(key, SealedCells(_place(digest), keyring).seal(data, "program"), ex=TTL)
 
     def keep(self, digest: str, found: Loaded | None = None) -> None:
         """Keep a program that is in use: a session may take longer than any program is kept."""
@@ -197,9 +196,8 @@ class Programs:
     def parcel(self, digest: str) -> Parcel:
         """Return the program's facts; its pickles stay closed."""
         key = key_of(digest)
-        client: Any = self._link.client
         with asked(self._link, **{key: "string"}):
-            sealed, _ = client.pipeline(transaction=False).get(key).expire(key, TTL).execute()
+            sealed, _ = self._link.client.pipeline(transaction=False).get(key).expire(key, TTL).execute()
         self._fresh[digest] = monotonic() + FRESH
         if sealed is None:
             raise ProgramMissing(

@@ -142,11 +142,10 @@ def _count_fall(link: RedisLink, session: str, token: str, why: str) -> None:
     No task can be blamed for it; when it comes too often, the session pauses.
     """
     prefix = keys_of(session)
-    client: Any = link.client
     with translated(link.address):
-        if RedisFacts(link, session).held(token, OPAQUE) or not client.hexists(f"{prefix}own", token):
+        if RedisFacts(link, session).held(token, OPAQUE) or not link.client.hexists(f"{prefix}own", token):
             return
-        falls = int(client.hincrby(f"{prefix}h", FALLS, 1))
+        falls = int(link.client.hincrby(f"{prefix}h", FALLS, 1))
     if falls >= CRASH_BUDGET:
         with closing(RedisSession(link, session, OPAQUE, patience=0)) as sender:
             fell = f"its program has taken its worker down {falls} times before any task"

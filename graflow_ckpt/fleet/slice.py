@@ -135,12 +135,11 @@ class Worker:
     def _begin(self, session: str, token: str) -> tuple[list[Any], list[Any]]:
         """Return the session's facts, and if the token counts; a server that is away is waited for."""
         prefix, nonce = keys_of(session), new_nonce()
-        client: Any = self.link.client
         deadline = monotonic() + PATIENCE
         while True:
             try:
                 with translated(self.link.address):
-                    pipe = client.pipeline(transaction=False)
+                    pipe = self.link.client.pipeline(transaction=False)
                     self.presence.begin(session, token, pipe)
                     listed, facts = pipe.hmget(f"{prefix}h", *_FACTS).execute(raise_on_error=False)
                     if isinstance(facts, Exception):
@@ -194,7 +193,7 @@ class Worker:
         """Finish the task that runs, and no other; callable from a signal handler."""
         self.draining = True
         if self.slice is not None:
-            self.slice.stop()
+            self.slice.part.inbox.stop()
 
 
 class Slice:
@@ -209,39 +208,28 @@ class Slice:
         if observers := worker.observers.here():
             settings = replace(settings, observers=observers)
         self._surroundings = Surroundings()
-        self._part = Part(
+        self.part = Part(
             session, loaded.graph, loaded.bindings, settings, home, worker.keeper,
             slots=1, made=loaded.made, join=self._made_since, after_body=self._surroundings.put_back,
             on_lost=worker.lost,
         )  # fmt: skip
 
-    @property
-    def session(self) -> RedisSession:
-        return self._part.session
-
-    @property
-    def home(self) -> SharedHome:
-        return self._part.home
-
     def _made_since(self, made: MadeSoFar, own: Sequence[str]) -> None:
         """Add tasks that were made elsewhere: their modules may not be here."""
         try:
-            self._part.host.made_since(made, own)
+            self.part.host.made_since(made, own)
             self._surroundings.note()
         except (ServerError, SessionError):
             raise
         except (Exception, SystemExit) as error:  # what a module does when it is imported
-            raise missing(self._part.run.settings.workflow, error) from error
-
-    def stop(self) -> None:
-        self._part.inbox.stop()
+            raise missing(self.part.run.settings.workflow, error) from error
 
     def run(self) -> None:
         """Run until there is nothing more to do here."""
-        part, worker, run = self._part, self._worker, self._part.run
+        part, worker, run = self.part, self._worker, self.part.run
         part.session.claims_for(worker.budget, HELP_AFTER)
         if worker.draining:
-            self.stop()
+            part.inbox.stop()
         # work waits while this worker is busy: another token, in a commit of no slice
         part.keep(partial(self._outside.commit, [], mode="s"))
         try:
@@ -260,7 +248,7 @@ class Slice:
 
     def _settled(self, error: BaseException) -> bool:
         """Report a failure that is no outcome, else what is held would fail again; True if it is settled."""
-        session, worker, given_back = self.session, self._worker, self._part.given_back
+        session, worker, given_back = self.part.session, self._worker, self.part.given_back
         if (
             worker.leaving
             or isinstance(error, Fenced | NoSession | ServerError)

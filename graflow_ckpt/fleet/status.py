@@ -153,13 +153,12 @@ class Failure:
 def failures(link: RedisLink, session: str) -> Iterator[Failure]:
     """Yield those of one session, by the names of their tasks within a page."""
     prefix = keys_of(session)
-    client: Any = link.client
     with readable(session, link.address), translated(link.address):
-        aside = dict(_spec(record) for record in client.hvals(f"{prefix}dead"))
+        aside = dict(_spec(record) for record in link.client.hvals(f"{prefix}dead"))
         cursor: int | None = None
         seen: set[str] = set()
         while cursor != 0:
-            cursor, page = client.hscan(f"{prefix}er", cursor or 0, count=_PAGE)
+            cursor, page = link.client.hscan(f"{prefix}er", cursor or 0, count=_PAGE)
             found = {n.decode(): e[1:].decode(errors="replace") for n, e in page.items() if e[:1] == b"f"}
             for task in sorted(found.keys() - seen):
                 attempts, crashes, queue = aside.get(task) or (None, 0, None)

@@ -108,7 +108,7 @@ class FleetRepair:
 
     def here(self) -> None:
         """Release slices that ran here, and whose process has gone."""
-        client: Any = self._link.client
+        client = self._link.client
         with translated(self._link.address):
             listed: dict[bytes, bytes] = client.hgetall(self._host)
             if listed:
@@ -223,8 +223,7 @@ class FleetRepair:
             waiting = self._waiting[queue] = self._fleet.carrier.ids(queue)
         if job_id(session, token) in waiting:
             return
-        client: Any = self._link.client
-        pipe = client.pipeline(transaction=False).hexists(f"{keys_of(session)}own", token)
+        pipe = self._link.client.pipeline(transaction=False).hexists(f"{keys_of(session)}own", token)
         with translated(self._link.address):
             begun, rests = pipe.hexists(f"{keys_of(session)}h", "decliners").execute()
         if begun:
@@ -254,9 +253,8 @@ class FleetRepair:
 
     def _init(self, session: str, created: float, now: int) -> int | str:
         """Delete a submission that was cut short; at once if its maker has died here."""
-        client: Any = self._link.client
         with translated(self._link.address):
-            maker = client.hget(f"{keys_of(session)}h", "maker") or b""
+            maker = self._link.client.hget(f"{keys_of(session)}h", "maker") or b""
         owner = owner_from(maker)
         if (owner is None or not is_gone(owner)) and now / 1000 - created < INIT:
             return now + SLOW
@@ -270,7 +268,7 @@ class FleetRepair:
     def tidy(self) -> None:
         """Look at a page of all sessions: remove those that are gone, list those that run as active."""
         with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):
-            client: Any = self._link.client
+            client = self._link.client
             page = client.zrange(SESSIONS, self._page, self._page + _PAGE - 1, withscores=True)
             self._page = self._page + _PAGE if len(page) == _PAGE else 0
             noted: list[Any] = []

@@ -32,7 +32,6 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any, Literal
 
-import redis
 from redis import Redis, RedisError, ResponseError
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
@@ -96,22 +95,15 @@ def work(settings: PoolSettings, line: BoardLine, label: str, keyring: Keyring) 
     # without retries RQ would leave its loop at the first broken connection
     rq.set_retry(Retry(ExponentialBackoff(cap=0.5, base=0.02), 10))
     carrier = Carrier(reached(settings.rq))
-    owner = replace(myself(), argv=label)
+    owner = owner_text(replace(myself(), argv=label))
     worker = Worker(
-        link, carrier, keyring, owner=owner_text(owner), lease=settings.lease, budget=settings.budget,
+        link, carrier, keyring, owner=owner, lease=settings.lease, budget=settings.budget,
         code_patience=settings.code_patience,
     )  # fmt: skip
     worker.note = line.note
     worker.observers = Observers(settings.observers)
     serve(worker)
-    listening = _listening(settings, rq, worker, line)
-    line.now(State.IDLE)
-    listening.work(logging_level="WARNING")
-    return 0
-
-
-def _listening(settings: PoolSettings, rq: redis.Redis, worker: Worker, line: BoardLine) -> Listening:
-    found = Listening(
+    listening = Listening(
         [queue_name(queue) for queue in settings.queues],
         name=rq_name(os.getpid()),
         connection=rq,
@@ -119,12 +111,13 @@ def _listening(settings: PoolSettings, rq: redis.Redis, worker: Worker, line: Bo
         worker_ttl=TTL,
         log_job_description=False,
     )
-    found.worker = worker
-    leaving = Shutdown(worker, line, settings.grace)
-    leaving.on_stop, leaving.beat = found.take_no_more, found.beat
-    found.on_stop = leaving.told
-    leaving.begin()
-    return found
+    listening.worker = worker
+    shutdown = Shutdown(listening, line, settings.grace)
+    listening.on_stop = shutdown.told
+    shutdown.begin()
+    line.now(State.IDLE)
+    listening.work(logging_level="WARNING")
+    return 0
 
 
 def rq_name(pid: int) -> str:
@@ -466,8 +459,9 @@ BEAT = 60.0
 class Shutdown:
     """One per process that runs slices. Made in its main thread."""
 
-    def __init__(self, worker: Worker, line: BoardLine, grace: float) -> None:
-        self._worker = worker
+    def __init__(self, listening: Listening, line: BoardLine, grace: float) -> None:
+        self._listening = listening
+        self._worker = listening.worker
         self._line = line
         self._grace = grace
         self._lost: Slice | None = None
@@ -475,9 +469,7 @@ class Shutdown:
         self._drains = False
         self._beat_at = monotonic() + BEAT
         self._gone = False  # the main thread may unwind now
-        self.on_stop: Callable[[], None] = lambda: None  # in the main thread: nothing new is to begin
-        self.beat: Callable[[], None] = lambda: None  # now and then while a slice runs
-        worker.watched_by(self._token_lost, self._look)
+        self._worker.watched_by(self._token_lost, self._look)
 
     def begin(self) -> None:
         """Handle signals from now on."""
@@ -496,7 +488,7 @@ class Shutdown:
         if self._gone:
             raise SystemExit(GAVE_UP)
         self._begin_to_drain()
-        self.on_stop()
+        self._listening.take_no_more()
 
     def _begin_to_drain(self) -> None:
         self._worker.drain()
@@ -522,7 +514,7 @@ class Shutdown:
 
     def _beat(self) -> None:
         try:
-            self.beat()
+            self._listening.beat()
         except Exception as error:  # noqa: BLE001  a keeper's pass
             log.info("no sign of life for RQ: %s", error)
 
@@ -540,16 +532,16 @@ class Shutdown:
 
     def _cut(self, now: Slice) -> None:
         """Save how far the session is, for another worker: the task does not finish in time."""
-        session = now.session
+        session, home = now.part.session, now.part.home
         try:
-            with now.home.facts.turn() as mine:  # of several workers of a session, one
+            with home.facts.turn() as mine:  # of several workers of a session, one
                 if mine:
-                    now.home.cut("signal", None)
+                    home.cut("signal", None)
         except Exception as error:  # noqa: BLE001  a save
             log.error("checkpoint failed: %s", error, extra={"session": session.id})
 
     def _give_back(self, now: Slice) -> None:
-        session = now.session
+        session = now.part.session
         facts: dict[str, Any] = {"session": session.id, "token": session.token}
         self._worker.leaves()
         for claim in list(session.held.values()):
@@ -566,7 +558,7 @@ class Shutdown:
         while self._worker.slice is now and monotonic() < deadline:
             sleep(0.02)
         if self._worker.slice is now:
-            facts = {"session": now.session.id, "token": now.session.token}
+            facts = {"session": now.part.session.id, "token": now.part.session.token}
             log.warning("a task goes on though its token is lost: this process is replaced", extra=facts)
             self._worker.leaves()
             self._go()

@@ -138,7 +138,7 @@ class RedisLink:
 
     def __init__(self, client: redis.Redis, address: str) -> None:
         self.address = address
-        self.client = client
+        self.client: Any = client  # its types allow a coroutine for each reply
         self._scripts: dict[tuple[str, tuple[str, ...]], Script] = {}
         self._idle: list[Wire] = []
 

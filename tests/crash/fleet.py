@@ -28,6 +28,12 @@ def note(folder: str, word: str) -> None:
         os.close(fd)
 
 
+def until_go(folder: str) -> None:
+    """Wait until the file `go` appears."""
+    while not Path(folder, "go").exists():
+        time.sleep(0.005)
+
+
 @task
 def quick(folder: str, name: str) -> str:
     note(folder, name)
@@ -36,17 +42,15 @@ def quick(folder: str, name: str) -> str:
 
 @task
 def held(folder: str, name: str) -> str:
-    """Runs until the file `go` appears."""
     note(folder, name)
-    while not Path(folder, "go").exists():
-        time.sleep(0.005)
+    until_go(folder)
     note(folder, f"{name}-over")
     return name
 
 
 @task
 def deaf(folder: str, name: str) -> str:
-    """The same, and nothing that is raised in it ends it."""
+    """Nothing that is raised in it ends it."""
     note(folder, name)
     while not Path(folder, "go").exists():
         try:
@@ -75,8 +79,7 @@ def tidy(folder: str, name: str) -> str:
     """Puts its things in order when it is ended."""
     try:
         note(folder, name)
-        while not Path(folder, "go").exists():
-            time.sleep(0.005)
+        until_go(folder)
     finally:
         note(folder, f"{name}-unwound")
     return name
@@ -131,8 +134,7 @@ def fails_once(folder: str, name: str) -> str:
 @task(on_interrupted="fail")
 def once_only(folder: str, name: str) -> str:
     note(folder, name)
-    while not Path(folder, "go").exists():
-        time.sleep(0.005)
+    until_go(folder)
     return name
 
 
@@ -146,8 +148,7 @@ def naps(folder: str, name: str, seconds: float = 0.01) -> str:
 @task(timeout=0.2)
 def never_ends(folder: str, name: str) -> None:
     note(folder, name)
-    while not Path(folder, "go").exists():
-        time.sleep(0.01)
+    until_go(folder)
 
 
 def call(one: Any, url: str, folder: Path, name: str, **options: Any) -> Any:

@@ -89,7 +89,7 @@ def set_status(client: Client, session: str, status: str) -> None:
 
 def tokens(handle: Handle) -> dict[str, float]:
     """The tokens of a session and their leases."""
-    redis: Any = handle._redis
+    redis = handle._link.client
     return {
         token.decode(): lease
         for token, lease in redis.zrange(f"{keys_of(handle.session)}tok", 0, -1, withscores=True)

@@ -46,13 +46,13 @@ def works(link: RedisLink) -> bool:
 
 
 @contextmanager
-def answering(answer: Callable[[bytes], bytes]) -> Iterator[int]:
-    """A port at which each request gets what `answer` says. For servers that cannot be had."""
+def answering(replies: dict[bytes, bytes], otherwise: bytes = b"+OK\r\n") -> Iterator[int]:
+    """A port at which a request gets the reply to a word that it holds. For servers that cannot be had."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             while request := self.request.recv(4096):
-                self.request.sendall(answer(request))
+                self.request.sendall(next((replies[word] for word in replies if word in request), otherwise))
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -230,22 +230,18 @@ def test_a_wrong_password_is_refused_without_showing_it(
 
 
 def test_an_old_server_is_refused_by_its_version() -> None:
-    def answer(request: bytes) -> bytes:
-        return bulk("redis_version:4.0.14\r\nredis_mode:standalone\r\n") if b"INFO" in request else b"+OK\r\n"
+    about = {b"INFO": bulk("redis_version:4.0.14\r\nredis_mode:standalone\r\n")}
 
-    with answering(answer) as port, pytest.raises(ServerTooOld, match=r"Redis 4\.0\.14; 5\.0") as old:
+    with answering(about) as port, pytest.raises(ServerTooOld, match=r"Redis 4\.0\.14; 5\.0") as old:
         open_link(f"redis://127.0.0.1:{port}/0")
 
     assert old.value.version == "4.0.14"
 
 
 def test_a_server_that_does_not_say_what_it_is_will_do() -> None:
-    def answer(request: bytes) -> bytes:
-        if b"INFO\r" in request:
-            return b"-NOPERM this user has no permissions to run the 'info' command\r\n"
-        return b"+PONG\r\n" if b"PING" in request else b"+OK\r\n"
+    refused = b"-NOPERM this user has no permissions to run the 'info' command\r\n"
 
-    with answering(answer) as port:
+    with answering({b"INFO\r": refused, b"PING": b"+PONG\r\n"}) as port:
         link = open_link(f"redis://127.0.0.1:{port}/0")
 
         assert link.connection().ask("PING") == b"PONG"
@@ -253,10 +249,9 @@ def test_a_server_that_does_not_say_what_it_is_will_do() -> None:
 
 
 def test_something_else_behind_the_port_is_told_as_such() -> None:
-    def answer(request: bytes) -> bytes:
-        return b"HTTP/1.1 400 Bad Request\r\n\r\n"
+    http = b"HTTP/1.1 400 Bad Request\r\n\r\n"
 
-    with answering(answer) as port, pytest.raises(ServerError, match="does not speak the protocol"):
+    with answering({}, http) as port, pytest.raises(ServerError, match="does not speak the protocol"):
         open_link(f"redis://127.0.0.1:{port}/0")
 
 

@@ -181,7 +181,7 @@ class Client:
         store = terms.store or self.link.address
         text = json.dumps(starts)
         cold: dict[str, str | bytes] = {
-            **facts, "code": packed.digest, "starts": text, "store": store,
+            **facts, "code": packed.digest, "starts": text,
             "proof": proof(cells, packed.digest, text, store),
         }  # fmt: skip
         self.programs.store(packed, keyring)

@@ -316,9 +316,7 @@ class Handle:
 
     def purge(self) -> None:
         """Delete all that is kept of it."""
-        head_of(
-            self._link.client, self._link.address, self.session
-        )  # nothing is deleted of an unknown format
+        head_of(self._link.client, self._link.address, self.session)  # an unknown format is left alone
         with asked(self._link):
             self._link.client.delete(f"{self._prefix}c")  # from here on no process can add to the others
             keys = list(self._link.client.scan_iter(match=f"{self._prefix.replace('[', '?')}*", count=1000))

@@ -407,15 +407,6 @@ TIMEOUT = 1.0  # seconds of silence after which the server is taken to be away
 AGAIN = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Debt:
-    """A token that a dead child held."""
-
-    run: RunningSlice
-    why: str
-    crashed: bool
-
-
 class Estate:
     """The estate of dead children of a pool: what is left to be settled with Redis.
 
@@ -428,59 +419,45 @@ class Estate:
         self._urls = url, rq_url
         self._queues = queues
         self._hands: Hands | None = None
-        self._debts: list[Debt] = []
-        self._names: list[str] = []  # under which RQ knows the dead
-        self._left = False  # a worker has ended that may just have taken a token
+        self._left: deque[Callable[[Hands], object]] = deque()
         self._not_before = 0.0
         self._said = False
 
     def owes(self, run: RunningSlice, why: str, *, crashed: bool) -> None:
-        self._debts.append(Debt(run, why, crashed))
+        """Note the token that a dead child held."""
+        session, token = run
+        self._left.append(lambda hands: take(hands, session, token, why, forced=True, crashed=crashed))
 
     def leaves(self, name: str, *, listed: bool) -> None:
-        """Note that a worker has ended. `listed`: it did not tell RQ so."""
-        self._left = True
+        """Note that a worker has ended; it may just have taken a token. `listed`: it did not tell RQ so."""
+        if self._post_again not in self._left:
+            self._left.append(self._post_again)
         if listed:
-            self._names.append(name)
+            self._left.append(lambda hands: hands.carrier.bury(name, self._queues))
 
     @property
     def patience(self) -> float:
         """Seconds until it has to be tried again."""
-        return max(0.0, self._not_before - monotonic()) if self._owing else 60.0
-
-    @property
-    def _owing(self) -> bool:
-        return bool(self._debts or self._names or self._left)
+        return max(0.0, self._not_before - monotonic()) if self._left else 60.0
 
     def settle(self) -> None:
         """Do as much as can be done now."""
-        if not self._owing or monotonic() < self._not_before:
+        if monotonic() < self._not_before:
             return
         try:
-            hands = self._open()
-            while self._debts:
-                debt = self._debts[0]
-                take(hands, debt.run.session, debt.run.token, debt.why, forced=True, crashed=debt.crashed)
-                del self._debts[0]
-            if self._left:
-                _return(hands, self._queues)
-                self._left = False
-            while self._names:
-                hands.carrier.bury(self._names[0], self._queues)
-                del self._names[0]
+            while self._left:
+                self._left[0](self._open())
+                self._left.popleft()
             self._said = False
         except (ServerGone, ServerFull, SessionBusy) as error:
             self._not_before = monotonic() + AGAIN
             if not self._said:
                 log.warning("what a dead process held waits: %s", error)
             self._said = True
-            self._debts = [*self._debts[1:], *self._debts[:1]]  # a frozen one does not hold up others
+            self._left.rotate(-1)  # a frozen one does not hold up others
         except GraflowError as error:
             log.warning("what a dead process held is left to the stewards: %s", error)
-            if self._debts:
-                del self._debts[0]
-            else:  # it is RQ's lists that cannot be written to
-                self._left, self._names = False, []
+            self._left.popleft()
 
     def _open(self) -> Hands:
         if self._hands is None:
@@ -488,11 +465,27 @@ class Estate:
             self._hands = Hands(link, Carrier(rq))
         return self._hands
 
+    def _post_again(self, hands: Hands) -> None:
+        """Post tokens that a worker had taken from RQ's queue when it ended, before it began on them.
+
+        One that another worker is about to begin on is posted twice then; the second time it is refused.
+        """
+        client = hands.link.client
+        for queue in self._queues:
+            try:
+                for session, token in hands.carrier.taken_by_nobody(queue):
+                    own, tok = f"{keys_of(session)}own", f"{keys_of(session)}tok"
+                    with asked(hands.link, **{own: "hash", tok: "zset"}):
+                        lost = client.zscore(tok, token) is not None and not client.hexists(own, token)
+                    if lost:
+                        hands.carrier.post_again(session, token, queue)
+            except KeyTaken as error:  # the stewards look at each session by itself
+                log.warning("what a dead process had taken is left to the stewards: %s", error)
+
     def forget(self) -> None:
         """Forget all in a child: the connections are its parent's."""
-        self._debts.clear()
-        self._names.clear()
-        self._left, self._hands = False, None
+        self._left.clear()
+        self._hands = None
 
     def close(self, pool: str) -> None:
         """End the pool; try one last time."""
@@ -502,21 +495,3 @@ class Estate:
             sign_off(self._open().link, pool)
         except GraflowError as error:
             log.info("the end of pool %s was not noted: %s", pool, error)
-
-
-def _return(hands: Hands, queues: Sequence[str]) -> None:
-    """Post again tokens that a worker had taken from RQ's queue when it ended, before it began on them.
-
-    One that another worker is about to begin on is posted twice then; the second time it is refused.
-    """
-    client = hands.link.client
-    for queue in queues:
-        try:
-            for session, token in hands.carrier.taken_by_nobody(queue):
-                own, tok = f"{keys_of(session)}own", f"{keys_of(session)}tok"
-                with asked(hands.link, **{own: "hash", tok: "zset"}):
-                    lost = client.zscore(tok, token) is not None and not client.hexists(own, token)
-                if lost:
-                    hands.carrier.post_again(session, token, queue)
-        except KeyTaken as error:  # the stewards look at each session by itself
-            log.warning("what a dead process had taken is left to the stewards: %s", error)

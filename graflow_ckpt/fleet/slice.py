@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -86,7 +86,7 @@ class Worker:
         self._on_lost: Callable[[], None] = lambda: None
         self.presence = Presence(link, owner)
         self.declining = Declining(link, code_patience)
-        self.observers = Observers()
+        self.observers: tuple[Observer, ...] = ()
 
     def run(self, session: str, token: str) -> None:
         """Run one slice; whatever happens in it is logged here and nowhere else."""
@@ -205,8 +205,8 @@ class Slice:
         self._worker = worker
         self._outside = RedisSession(worker.link, session.id, cells, post=session.post)
         settings = loaded.settings
-        if observers := worker.observers.here():
-            settings = replace(settings, observers=observers)
+        if worker.observers:
+            settings = replace(settings, observers=worker.observers)
         self._surroundings = Surroundings()
         self.part = Part(
             session, loaded.graph, loaded.bindings, settings, home, worker.keeper,
@@ -327,23 +327,18 @@ def run_slice(session: str, token: str) -> None:
 # --- observers ------------------------------------------------------------------------------
 
 
-class Observers:
-    """A worker's own observers, which are told of each slice that it runs; a program's stay in its process.
+def observers_of(makers: Iterable[str]) -> Iterator[Observer]:
+    """Make a worker's own observers, which are told of each of its slices; a program's stay in its process.
 
-    They are made here, of what `--observers` names: a function without parameters, or a class, `MODULE:NAME`.
-    It is called once in each worker, so that whatever it starts is there. One that cannot be made or fails
-    costs the tasks nothing.
+    `makers` is what `--observers` names: a function without parameters, or a class, `MODULE:NAME`. It is
+    called once in each worker, so that whatever it starts is there. One that cannot be made or fails costs
+    the tasks nothing.
     """
-
-    def __init__(self, makers: Sequence[str] = ()) -> None:
-        self._makers = tuple(makers)
-        self._made: tuple[Observer, ...] | None = None
-
-    def here(self) -> tuple[Observer, ...]:
-        """Return the observers of this process."""
-        if self._made is None:
-            self._made = tuple(_made(self._makers))
-        return self._made
+    for name in makers:
+        try:
+            yield maker_of(name)()
+        except Exception:
+            log.exception("the observer %s could not be made; nothing is told to it here", name)
 
 
 def maker_of(name: str) -> Callable[[], Observer]:
@@ -392,11 +387,3 @@ def _facts(run: Run, home: SharedHome) -> dict[str, Any]:  # Any: what events ho
         "workflow": run.settings.workflow, "resumed": True, "path": None, "replayed": 0, "completed": 0,
         "pending": run.session.pending, "max_steps": None, "kept": True, "store": home.facts.link.address,
     }  # fmt: skip
-
-
-def _made(makers: Sequence[str]) -> Iterator[Observer]:
-    for name in makers:
-        try:
-            yield maker_of(name)()
-        except Exception:
-            log.exception("the observer %s could not be made; nothing is told to it here", name)

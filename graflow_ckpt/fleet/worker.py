@@ -49,7 +49,7 @@ from graflow_ckpt.core.errors import GraflowError, ServerGone
 from graflow_ckpt.fleet.board import BoardLine, Order, State
 from graflow_ckpt.fleet.lists import owner_text
 from graflow_ckpt.fleet.reaping import GAVE_UP, STOPPED, take
-from graflow_ckpt.fleet.slice import CODE_PATIENCE, Observers, Slice, Worker, run_slice, serve
+from graflow_ckpt.fleet.slice import CODE_PATIENCE, Slice, Worker, observers_of, run_slice, serve
 from graflow_ckpt.fleet.tokens import Carrier, queue_name, token_in
 from graflow_ckpt.links.complaints import code_of, taken
 from graflow_ckpt.links.processes import myself
@@ -101,7 +101,7 @@ def work(settings: PoolSettings, line: BoardLine, label: str, keyring: Keyring) 
         code_patience=settings.code_patience,
     )  # fmt: skip
     worker.note = line.note
-    worker.observers = Observers(settings.observers)
+    worker.observers = tuple(observers_of(settings.observers))
     serve(worker)
     listening = Listening(
         [queue_name(queue) for queue in settings.queues],

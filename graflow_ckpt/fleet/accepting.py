@@ -37,7 +37,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import Cell, Op, check_session_id
 from graflow_ckpt.engine.bind import SPREAD, Binding
-from graflow_ckpt.fleet.lists import ACTIVE, DISCARD, SESSIONS, asked, owner_text
+from graflow_ckpt.fleet.lists import DISCARD, asked, enlist, owner_text, unlist
 from graflow_ckpt.links.processes import describe, is_gone, owner_from
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.redis.keys import CREATE, keys_of, wrong_keys
@@ -180,7 +180,7 @@ class Acceptance:
         sender = RedisSession(self._link, session, cells, patience=PATIENCE, post=on_emitted)
         made = False
         try:
-            self.enlist(session)
+            enlist(self._link, session)
             made = self._made(draft, sender)
             if not made and draft.terms.existing == "return":
                 self._same(draft)
@@ -214,13 +214,6 @@ class Acceptance:
                 hint="Give each call a key of its own, or no key.",
                 session=draft.session,
             )
-
-    def enlist(self, session: str) -> None:
-        """List a session before it is there: an unlisted one would be lost if this process dies."""
-        now = int(time.time() * 1000)
-        with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):
-            self._link.client.zadd(SESSIONS, {session: now}, nx=True)
-            self._link.client.zadd(ACTIVE, {session: now})
 
     def _made(self, draft: Draft, sender: RedisSession) -> bool:
         terms = draft.terms
@@ -265,17 +258,11 @@ class Acceptance:
         with suppress(GraflowError):
             if certain or self._discard(session, _maker(os.getpid())):
                 certain = True
-                self.unlist(session)
+                unlist(self._link, session)
         if certain:
             error.add_note(f"Session {session} was not accepted, and nothing of it is left.")
         else:
             error.add_note(f"Whether session {session} was accepted is not known; if not, it will never run.")
-
-    def unlist(self, session: str) -> None:
-        """Remove a session from the lists: it is gone."""
-        with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):
-            self._link.client.zrem(SESSIONS, session)
-            self._link.client.zrem(ACTIVE, session)
 
 
 @cache

@@ -60,7 +60,7 @@ from graflow_ckpt.fleet.accepting import (
     pages,
 )
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked, sessions_in
+from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked, enlist, sessions_in
 from graflow_ckpt.fleet.programs import Packed, ProgramMissing, Programs, proof
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.redis import RedisLink, examine, open_link
@@ -81,7 +81,6 @@ class Client:
         self.carrier = Carrier(self.rq)
         self.keyring = keyring if keyring is not None or uses_local_key() else Keyring.load(local=False)
         self.programs = Programs(link, self.keyring)
-        self._acceptance = Acceptance(link)
         self._packed: WeakKeyDictionary[Task, dict[bool, Packed]] = WeakKeyDictionary()
 
     # --- workflows ---------------------------------------------------------------------
@@ -186,7 +185,7 @@ class Client:
         }  # fmt: skip
         self.programs.store(packed, keyring)
         draft = Draft(session, cold, pages, cap, terms)
-        self._acceptance.accept(draft, cells, partial(self.post, session))
+        Acceptance(self.link).accept(draft, cells, partial(self.post, session))
         return Handle(self, session)
 
     def post(self, session: str, token: str, queue: str) -> None:
@@ -210,9 +209,9 @@ class Client:
     def _adopted(self, standing: Standing, other: str | None) -> Handle:
         session = other or standing.session
         to = self._destination(standing, session)
-        self._acceptance.enlist(session)  # before it is there, should this process die
+        enlist(self.link, session)  # before it is there, should this process die
         adopt_into(standing, other, to)
-        self._acceptance.enlist(session)  # again: what is not there is taken off the lists
+        enlist(self.link, session)  # again: what is not there is taken off the lists
         return Handle(self, session)
 
     def _destination(self, standing: Standing, session: str) -> Destination:
@@ -250,9 +249,6 @@ class Client:
         """Have the stewards look at it soon."""
         with asked(self.link, **{ACTIVE: "zset"}):
             self.link.client.zadd(ACTIVE, {session: int(time.time() * 1000)})
-
-    def unlist(self, session: str) -> None:
-        self._acceptance.unlist(session)
 
     def session(self, session: str) -> Handle:
         """Return a session that has been accepted before, here or elsewhere."""

@@ -36,7 +36,7 @@ from graflow_ckpt.engine.reaping import release
 from graflow_ckpt.engine.resuming import in_doubt
 from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.fleet import declining
-from graflow_ckpt.fleet.lists import asked
+from graflow_ckpt.fleet.lists import asked, unlist
 from graflow_ckpt.fleet.programs import check_proof
 from graflow_ckpt.fleet.status import Failure, Status, failures, read
 from graflow_ckpt.links.complaints import fact, readable
@@ -322,7 +322,7 @@ class Handle:
             keys = list(self._link.client.scan_iter(match=f"{self._prefix.replace('[', '?')}*", count=1000))
             for start in range(0, len(keys), _PAGE):
                 self._link.client.delete(*keys[start : start + _PAGE])
-        self._client.unlist(self.session)
+        unlist(self._link, self.session)
 
     # --- more to look at ---------------------------------------------------------------
 

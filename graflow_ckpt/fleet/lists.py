@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -70,6 +71,21 @@ def session_in(name: bytes) -> str | None:
 def sessions_in(names: Iterable[bytes]) -> list[str]:
     """Return the sessions that are named, without what names none."""
     return [session for name in names if (session := session_in(name)) is not None]
+
+
+def enlist(link: RedisLink, session: str) -> None:
+    """List a session before it is there: an unlisted one would be lost if this process dies."""
+    now = int(time.time() * 1000)
+    with asked(link, **{SESSIONS: "zset", ACTIVE: "zset"}):
+        link.client.zadd(SESSIONS, {session: now}, nx=True)
+        link.client.zadd(ACTIVE, {session: now})
+
+
+def unlist(link: RedisLink, session: str) -> None:
+    """Remove a session from the lists: it is gone."""
+    with asked(link, **{SESSIONS: "zset", ACTIVE: "zset"}):
+        link.client.zrem(SESSIONS, session)
+        link.client.zrem(ACTIVE, session)
 
 
 def owner_text(owner: Owner) -> str:

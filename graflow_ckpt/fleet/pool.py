@@ -229,7 +229,7 @@ class Pool:
         run = seat.line.run
         gave_up = seat.killed or death.gave_up
         if run is not None:
-            self._estate.owes(run, STOPPED if gave_up else death.why, crashed=not gave_up)
+            self._estate.owes(run, STOPPED if gave_up else str(death), crashed=not gave_up)
         if status and not gave_up:
             log.warning("%s (process %d) is gone: %s", seat.label, pid, death)
         if seat is not self._steward:

@@ -69,11 +69,6 @@ class Death:
         return cls(status, usage.ru_maxrss // _MEGA if usage is not None else 0)
 
     @property
-    def why(self) -> str:
-        """For the claim that it held."""
-        return STOPPED if self.gave_up else str(self)
-
-    @property
     def gave_up(self) -> bool:
         """True if it left on purpose, in the middle of a task: that is no crash."""
         return os.waitstatus_to_exitcode(self.status) == GAVE_UP

@@ -24,7 +24,6 @@ URL_VARIABLE = "GRAFLOW_CKPT_REDIS_URL"
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 
 _CLUSTERS = ("redis+cluster", "rediss+cluster")
-_PORTS = {"sentinel": 26379}
 _SECRETS = ("username", "password", "sentinel_username", "sentinel_password")
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)(?::(?P<port>\d{1,5}))?\Z")
 _known: dict[tuple[object, ...], Mapping[str, str]] = {}
@@ -48,11 +47,6 @@ class Address:
         hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
         service = f"/{self.service}" if self.service else ""
         return f"{self.scheme}://{hosts}{service}/{self.db}"
-
-    @property
-    def kind(self) -> str:
-        """ "" for one server, else `sentinel`."""
-        return self.scheme.partition("+")[2]
 
     @property
     def tls(self) -> bool:
@@ -110,7 +104,7 @@ def parse(where: str) -> Address:
             raise _unreadable(scheme)
         db = _number(scheme, options.pop("db", "0"))
         return Address(scheme, path=slash + unquote(path), db=db, options=options, secrets=secrets)
-    port = _PORTS.get(scheme.partition("+")[2], 6379)
+    port = 26379 if scheme.endswith("+sentinel") else 6379
     places = tuple(_host(scheme, host, port) for host in hosts.split(","))
     service, db_text = _below(scheme, path)
     return Address(

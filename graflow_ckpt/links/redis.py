@@ -41,7 +41,7 @@ _NOT_OURS = ("maint", "orig_", "himport_", "event_dispatcher", "oss_cluster", "r
 def client_to(address: Address, timeout: float) -> redis.Redis:
     """Return a client of the server at an address."""
     settings = _settings(address, timeout)
-    if address.kind == "sentinel":
+    if address.service:
         return _tidy(redis.Redis(connection_pool=_watched(address, settings, timeout)))
     if address.scheme == "unix":
         return _new_client(redis.UnixDomainSocketConnection, {**settings, "path": address.path})

@@ -51,6 +51,12 @@ class Fleet:
         starts = tuple(flow.graph.roots())
         return self.client.submit(flow.graph, flow.settings, starts, {}, Terms(session, ledger=True))
 
+    def complete(self, *expressions: Any, **settings: Any) -> Handle:
+        """The same, when it has been completed."""
+        handle = self.submit(*expressions, **settings)
+        assert handle.wait(30).status == "completed", self.said
+        return handle
+
     @property
     def gate(self) -> Path:
         return self.folder / "gate"

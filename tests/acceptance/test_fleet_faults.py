@@ -96,8 +96,7 @@ def test_a_server_that_forgets_its_scripts_is_told_them_again(mine: Fleet) -> No
         return bool(mine.server.ask("SCRIPT", "FLUSH"))
 
     with mine.pool(n=2), again_and_again(forget, 0.02) as forgotten:
-        handle = mine.submit(group(*tasks) >> named("last"))
-        assert handle.wait(30).status == "completed", mine.said
+        mine.complete(group(*tasks) >> named("last"))
 
     assert len(forgotten) > 5
     assert Counter(mine.completed()) == Counter([*(f"t{n}" for n in range(60)), "last"])

@@ -27,8 +27,7 @@ def test_two_workers_share_tasks_of_five_milliseconds(mine: Fleet) -> None:
 
     with mine.pool(), mine.pool():
         mine.ready(2)
-        handle = mine.submit(group(*tasks) >> named("last"))
-        assert handle.wait(30).status == "completed", mine.said
+        mine.complete(group(*tasks) >> named("last"))
 
     done = Counter(line.pid for line in mine.lines("ended"))
     assert sum(done.values()) == 201
@@ -42,8 +41,7 @@ def test_the_members_of_a_group_run_on_several_workers_at_the_same_time(mine: Fl
 
     with mine.pool(n=4):
         mine.ready(4)
-        handle = mine.submit(named("first") >> group(*members) >> named("last"))
-        assert handle.wait(30).status == "completed", mine.said
+        mine.complete(named("first") >> group(*members) >> named("last"))
 
     found = [line for line in mine.lines() if line.task.startswith("m")]
     assert most_at_once(found) == 4
@@ -57,8 +55,7 @@ def test_a_session_never_has_more_than_its_cap_at_once(mine: Fleet) -> None:
 
     with mine.pool(n=4):
         mine.ready(4)
-        handle = mine.submit(*tasks, max_parallel=2)
-        assert handle.wait(30).status == "completed", mine.said
+        mine.complete(*tasks, max_parallel=2)
 
     assert most_at_once(mine.lines()) == 2
 
@@ -82,8 +79,7 @@ def test_of_what_is_ready_the_highest_priority_runs_first(mine: Fleet) -> None:
     tasks = [named(f"p{p}", options={"priority": p}) for p in order]
 
     with mine.pool():
-        handle = mine.submit(named("first") >> group(*tasks))
-        assert handle.wait(30).status == "completed", mine.said
+        mine.complete(named("first") >> group(*tasks))
 
     assert mine.completed() == ["first", "p9", "p5", "p3", "p0", "p-2"]
 
@@ -93,8 +89,7 @@ def test_a_retry_waits_for_its_time_while_others_run(mine: Fleet) -> None:
     others = [named(f"t{n}", seconds=0.02) for n in range(5)]
 
     with mine.pool():
-        handle = mine.submit(later, *others)
-        assert handle.wait(30).status == "completed", mine.said
+        mine.complete(later, *others)
 
     failed, began = mine.wait_for("failed", "later"), mine.wait_for("began", "later", 2)
     assert 0.55 < began.at - failed.at < stretched(2.0)
@@ -107,8 +102,7 @@ def test_tasks_made_at_run_time_are_run_by_several_workers(mine: Fleet) -> None:
 
     with mine.pool(), mine.pool():
         mine.ready(2)
-        handle = mine.submit(named("maker", make, names=names, seconds=0.1))
-        assert handle.wait(30).status == "completed", mine.said
+        mine.complete(named("maker", make, names=names, seconds=0.1))
 
     assert len({line.pid for line in mine.lines("ended") if line.task.startswith("made")}) == 2
     assert sorted(mine.completed()) == sorted(["maker", *names])
@@ -119,8 +113,7 @@ def test_folder_and_environment_that_a_task_changes_are_not_those_of_the_next_on
     failing = named("failing", stray, options={"max_retries": 1, "backoff": 0.0})
 
     with mine.pool():
-        handle = mine.submit(first >> named("well", stray) >> second >> failing >> third)
-        assert handle.wait(30).status == "completed", mine.said
+        handle = mine.complete(first >> named("well", stray) >> second >> failing >> third)
 
     found = [handle.value(f"look{n}.__result__") for n in range(3)]
     assert found[0][1] is None
@@ -134,8 +127,7 @@ def test_a_task_runs_where_its_queue_is_served(mine: Fleet) -> None:
 
     plain, other = mine.pool(queues=("default",)), mine.pool(queues=("gpu",))
     with plain, other:
-        handle = mine.submit(chain)
-        assert handle.wait(30).status == "completed", mine.said
+        mine.complete(chain)
         where = {pool.name: {child.pid for child in pool.family()} for pool in (plain, other)}
 
     ran = {line.task: line.pid for line in mine.lines("ended")}
@@ -327,8 +319,7 @@ def test_sessions_that_are_declined_hardly_hold_up_the_others(mine: Fleet) -> No
         assert comes(lambda: all(mine.client.session(f"d{n}").declined() for n in range(10)), 10), mine.said
         before = tokens(mine)
         began = time.monotonic()
-        handle = mine.submit(*[named(f"t{n}", seconds=0.01) for n in range(200)], session="others")
-        assert handle.wait(20).status == "completed", mine.said
+        mine.complete(*[named(f"t{n}", seconds=0.01) for n in range(200)], session="others")
         took = time.monotonic() - began
         made = tokens(mine) - before
 

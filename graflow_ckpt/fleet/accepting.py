@@ -25,16 +25,7 @@ from typing import Any, Literal, get_args
 
 from graflow_ckpt.checkpoint.seals import LIMIT, SealedCells
 from graflow_ckpt.checkpoint.values.codec import check_storable
-from graflow_ckpt.core import arguments
-from graflow_ckpt.core.errors import (
-    GraflowError,
-    GraphError,
-    KeyTaken,
-    NotStorable,
-    ServerError,
-    ServerGone,
-    SessionExists,
-)
+from graflow_ckpt.core import arguments, errors
 from graflow_ckpt.core.facts import Cell, Op, check_session_id
 from graflow_ckpt.engine.bind import SPREAD, Binding
 from graflow_ckpt.fleet.lists import DISCARD, asked, enlist, owner_text, unlist
@@ -85,7 +76,7 @@ def data_of(binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return check_storable(binding.data, given[binding.data])
     try:
         return check_storable("arguments", {SPREAD: given})
-    except NotStorable:
+    except errors.NotStorable:
         for name, value in given.items():  # which one is it?
             check_storable(name, value)
         raise
@@ -149,7 +140,7 @@ class Terms:
         if self.priority is not None:
             arguments.whole("priority", self.priority)
         if self.priority is not None and not -PRIORITIES < index(self.priority) < PRIORITIES:
-            raise GraphError(
+            raise errors.GraphError(
                 f"priority={self.priority!r}: on a fleet it is between -{PRIORITIES} and {PRIORITIES}."
             )
         if self.max_steps is not None:
@@ -186,17 +177,17 @@ class Acceptance:
                 self._same(draft)
                 return False
             if not made:
-                raise SessionExists(
+                raise errors.SessionExists(
                     f"There is a session {draft.session} already.",
                     hint='Give another key or session id, or existing="return" to get that one.',
                     session=draft.session,
                 )
             for ops in _with_end(draft.pages):
                 sender.commit(ops)
-        except SessionExists:
+        except errors.SessionExists:
             raise
         except BaseException as error:
-            refused = isinstance(error, ServerError) and not isinstance(error, ServerGone)
+            refused = isinstance(error, errors.ServerError) and not isinstance(error, errors.ServerGone)
             self._take_back(session, error, certain=refused and not made)
             raise
         finally:
@@ -209,7 +200,7 @@ class Acceptance:
         with asked(self._link, **{key: "hash"}):
             theirs: bytes | None = self._link.client.hget(key, GIVEN)
         if theirs is not None and theirs.decode(errors="replace") != draft.facts.get(GIVEN):
-            raise SessionExists(
+            raise errors.SessionExists(
                 f"Session {draft.session} was submitted with other arguments; its result is not theirs.",
                 hint="Give each call a key of its own, or no key.",
                 session=draft.session,
@@ -233,7 +224,7 @@ class Acceptance:
         try:
             made = create([key], args) != b"exists"
             return made or (self._abandoned(draft.session) and create([key], args) != b"exists")
-        except KeyTaken as error:
+        except errors.KeyTaken as error:
             raise wrong_keys(self._link, draft.session) from error
 
     def _abandoned(self, session: str) -> bool:
@@ -255,7 +246,7 @@ class Acceptance:
 
     def _take_back(self, session: str, error: BaseException, *, certain: bool) -> None:
         """Delete what is half done, and say in the error how far it got. `certain`: it was never there."""
-        with suppress(GraflowError):
+        with suppress(errors.GraflowError):
             if certain or self._discard(session, _maker(os.getpid())):
                 certain = True
                 unlist(self._link, session)

@@ -28,17 +28,7 @@ from blake3 import blake3
 from graflow_ckpt.checkpoint.program import parcel as parcels
 from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.checkpoint.values.codec import check_storable
-from graflow_ckpt.core import arguments
-from graflow_ckpt.core.errors import (
-    BadAddress,
-    GraflowError,
-    GraphError,
-    ServerFull,
-    ServerGone,
-    ServerReadOnly,
-    UnknownKey,
-    UnsafeCheckpoint,
-)
+from graflow_ckpt.core import arguments, errors
 from graflow_ckpt.core.facts import Op, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
@@ -96,9 +86,11 @@ class Client:
         """Submit a session of a graph; return when it has been accepted."""
         starts = tuple(starts) or tuple(graph.roots())
         if not starts:
-            raise GraphError("The workflow has no task to start with.", hint="Decorate functions with @task.")
+            raise errors.GraphError(
+                "The workflow has no task to start with.", hint="Decorate functions with @task."
+            )
         if settings.on_failure == "rollback":
-            raise GraphError(
+            raise errors.GraphError(
                 "on_failure='rollback' is of sessions in one process.",
                 hint="On a fleet there is 'pause', the default, and 'continue'.",
             )
@@ -192,7 +184,7 @@ class Client:
         """Have a token carried; if RQ's server is away, a steward does it later."""
         try:
             self.carrier.post(session, token, queue)
-        except (ServerGone, ServerFull, ServerReadOnly) as error:
+        except (errors.ServerGone, errors.ServerFull, errors.ServerReadOnly) as error:
             facts = {"session": session, "token": token}
             log.warning("token %s of session %s waits for a steward: %s", token, session, error, extra=facts)
 
@@ -231,7 +223,7 @@ class Client:
         """Return the digest of the program that workers are given."""
         carried = standing.carried
         if digest := carried.get("code"):
-            with suppress(ProgramMissing, UnknownKey, UnsafeCheckpoint):
+            with suppress(ProgramMissing, errors.UnknownKey, errors.UnsafeCheckpoint):
                 self.programs.parcel(digest)
                 return digest
         settings = Settings(workflow=carried["workflow"]).with_stored(standing.found.meta.get("settings"))
@@ -368,7 +360,7 @@ def at(where: Where) -> Client:
     )
     url = where or url
     if not url:
-        raise BadAddress(
+        raise errors.BadAddress(
             "There is no fleet to submit to.", hint='Give url="redis://…", or set GRAFLOW_CKPT_REDIS_URL.'
         )
     known = (url, rq_url, *key)
@@ -386,7 +378,7 @@ def _warn(link: RedisLink) -> None:
     """Warn of a server that loses sessions by its nature; the workers say more when they start."""
     try:
         found = examine(link)
-    except GraflowError:  # whatever it is, the next request reports it
+    except errors.GraflowError:  # whatever it is, the next request reports it
         return
     for finding in found:
         if finding.level == "error" or "maxmemory-policy" in finding.what:
@@ -419,7 +411,7 @@ def _terms_of(what: str, task: Task, key: str | None, options: Mapping[str, Any]
         hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(sorted(known))}."
         if name in ("session", "session_id"):
             hint = "Give key=...: calls under the same key are the same session, whose id is handle.session."
-        raise GraphError(f"{task.name}.{what}() has no option {name!r}.", hint=hint, option=name)
+        raise errors.GraphError(f"{task.name}.{what}() has no option {name!r}.", hint=hint, option=name)
     return terms_of(_session(task, key), **options)
 
 

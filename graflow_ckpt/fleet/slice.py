@@ -22,17 +22,7 @@ from time import monotonic
 from typing import Any
 
 from graflow_ckpt.checkpoint.seals import LIMIT, SealedCells
-from graflow_ckpt.core.errors import (
-    Fenced,
-    GraflowError,
-    KeyTaken,
-    NoSession,
-    PackageMissing,
-    SchemaUnsupported,
-    ServerError,
-    ServerGone,
-    SessionError,
-)
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.events import Observer
 from graflow_ckpt.engine.reaping import HELP_AFTER, Keeper, Kept
 from graflow_ckpt.engine.run import Run
@@ -94,11 +84,11 @@ class Worker:
         self.note(session, token)
         try:
             self._run(session, token)
-        except SchemaUnsupported as error:  # its token stays, for a worker that knows its format
+        except errors.SchemaUnsupported as error:  # its token stays, for a worker that knows its format
             self.declining.say(session, error)
-        except (Fenced, NoSession) as error:
+        except (errors.Fenced, errors.NoSession) as error:
             log.info("slice %s of session %s: %s", token, session, error, extra=facts)
-        except GraflowError as error:
+        except errors.GraflowError as error:
             log.warning("slice %s of session %s: %s", token, session, error, extra=facts)
         except BaseException as error:  # a worker's loop; RQ would take it for a failure of its own
             if not self.leaving:
@@ -148,7 +138,7 @@ class Worker:
                 # asked again by the same owner it answers the same, until the first commit
                 args = (token, self.presence.owner, int(self.lease * 1000), "", nonce)
                 return facts, self.link.script(START)([f"{prefix}c"], args)
-            except ServerGone:
+            except errors.ServerGone:
                 if self.draining or monotonic() > deadline:
                     raise
                 time.sleep(0.05)
@@ -164,7 +154,8 @@ class Worker:
                 self.keeper.keep(Kept(mine, lambda news: None, lambda: None))
             loaded = mine.patiently(lambda: self.programs.load(digest, start, mine.id))
         except Exception as error:
-            if isinstance(error, ServerError | NoSession) and not isinstance(error, KeyTaken):
+            passing = isinstance(error, errors.ServerError | errors.NoSession)
+            if passing and not isinstance(error, errors.KeyTaken):
                 raise
             self.declining.decline(mine, error)
             return None
@@ -219,7 +210,7 @@ class Slice:
         try:
             self.part.host.made_since(made, own)
             self._surroundings.note()
-        except (ServerError, SessionError):
+        except (errors.ServerError, errors.SessionError):
             raise
         except (Exception, SystemExit) as error:  # what a module does when it is imported
             raise missing(self.part.run.settings.workflow, error) from error
@@ -251,14 +242,14 @@ class Slice:
         session, worker, given_back = self.part.session, self._worker, self.part.given_back
         if (
             worker.leaving
-            or isinstance(error, Fenced | NoSession | ServerError)
+            or isinstance(error, errors.Fenced | errors.NoSession | errors.ServerError)
             or session.broken is not None
         ):
             return False
         if isinstance(error, ProgramMissing):
             worker.declining.decline(session, error, given_back())
             return True
-        if isinstance(error, GraflowError):  # a checkpoint that had to be taken, for instance
+        if isinstance(error, errors.GraflowError):  # a checkpoint that had to be taken, for instance
             session.commit([*given_back(), ("status", "paused", str(error)), ("claim", 0)], mode="q")
             return False
         why = f"it raised {type(error).__name__}: {error}"  # SystemExit of a body, or a fault of ours
@@ -318,7 +309,7 @@ def serve(worker: Worker) -> None:
 def run_slice(session: str, token: str) -> None:
     """Run a slice; an RQ job calls this."""
     if _worker is None:
-        raise ServerGone(
+        raise errors.ServerGone(
             "This RQ worker was not started by graflow-ckpt.", hint="Start it with: graflow-ckpt worker."
         )
     _worker.run(session, token)
@@ -346,10 +337,10 @@ def maker_of(name: str) -> Callable[[], Observer]:
     module, _, attribute = name.partition(":")
     try:
         found: Callable[[], Observer] = getattr(import_module(module), attribute)
-    except PackageMissing:
+    except errors.PackageMissing:
         raise
     except (ImportError, AttributeError) as error:
-        raise GraflowError(
+        raise errors.GraflowError(
             f"The observer {name!r} cannot be had: {error}.", hint="Check --observers and PYTHONPATH."
         ) from error
     return found

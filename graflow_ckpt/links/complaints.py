@@ -114,9 +114,7 @@ def in_our_words(
     if code in _OF_A_CLUSTER:  # one that may not say at the door what it is
         refused = no_cluster(address)
         return ServerRefuses(f"{refused.message} It answers: {text}.", hint=refused.hint, address=address)
-    if isinstance(
-        error, redis.sentinel.MasterNotFoundError
-    ):  # its text shows the sentinels' clients with all options
+    if isinstance(error, redis.sentinel.MasterNotFoundError):  # whose text shows the clients' options
         none = f"{address} is watched by no sentinel that answers and knows its master."
         return ServerGone(none, hint=_PASSING, address=address)
     if (known := _KNOWN.get(code)) is not None:

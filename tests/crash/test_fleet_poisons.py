@@ -75,7 +75,6 @@ def test_a_program_that_is_junk_pauses_its_own_sessions_and_names_the_key(
 
         assert found.status == "paused"
         assert "Traceback" not in fleet.said
-    link.close()
 
 
 # --- planted jobs -----------------------------------------------------------------------
@@ -182,4 +181,3 @@ def test_sixty_planted_jobs_run_no_code_and_open_no_connection(redis_url: str, t
     assert connected == []
     assert "Traceback" not in said
     assert link.client.llen(f"rq:queue:{QUEUE}") == 0
-    link.close()

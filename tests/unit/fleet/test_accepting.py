@@ -336,7 +336,6 @@ def test_a_server_that_is_full_refuses_it_and_keeps_nothing_of_it(own_redis: Cal
     assert "has used the memory" in str(raised.value)
     assert left(client) == []
     assert client.sessions() == []
-    client.close()
 
 
 def test_a_server_that_goes_away_in_the_middle_is_waited_for(own_redis: Callable[..., Server]) -> None:
@@ -352,7 +351,6 @@ def test_a_server_that_goes_away_in_the_middle_is_waited_for(own_redis: Callable
     accepted(client, pages())
 
     assert [one["task_id"] for one in client.session("s").pending()] == ["a", "b", "c"]
-    client.close()
 
 
 def test_a_server_that_does_not_come_back_is_an_error_that_says_how_far_it_came(
@@ -377,7 +375,6 @@ def test_a_server_that_does_not_come_back_is_an_error_that_says_how_far_it_came(
 
     server.start()
     assert client.session("s").status().status == "init"
-    client.close()
 
 
 def test_a_session_that_is_gone_cannot_be_looked_at(client: Client) -> None:

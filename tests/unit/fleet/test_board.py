@@ -28,6 +28,7 @@ from graflow_ckpt.links.processes import is_near, myself, owner_from
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.stores.around.keys import new_key
 from tests.servers import Server
+from tests.stretch import until
 from tests.unit.fleet.played import bag, task_of
 
 
@@ -378,9 +379,7 @@ def test_an_order_is_heard_in_the_middle_of_a_wait_for_a_token(redis_server: Ser
     environment = {**os.environ, "GRAFLOW_CKPT_KEY": new_key()}
     with subprocess.Popen([sys.executable, "-c", WAITING, redis_url], env=environment) as process:
         try:
-            deadline = time.monotonic() + 15
-            while redis_server.info()["blocked_clients"] == "0":
-                assert time.monotonic() < deadline
+            until(lambda: redis_server.info()["blocked_clients"] != "0")
 
             process.send_signal(signal.SIGTERM)
 

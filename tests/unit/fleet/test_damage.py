@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -27,7 +27,7 @@ PREFIX = keys_of(SESSION)
 
 
 @pytest.fixture
-def handle(client: Client) -> Iterator[Handle]:
+def handle(client: Client) -> Handle:
     """A session with something in every table."""
     found = bag(client, SESSION, 5)
     player = Player(client, SESSION)
@@ -35,8 +35,7 @@ def handle(client: Client) -> Iterator[Handle]:
         (claim,) = player.session.commit([("claim", 1)])
         player.session.commit([("end", claim.spec.key, claim.number, *how), ("claim", 0)])
     player.session.commit([("put", "x", b"\x01", -1), ("append", "y", b"\x02"), ("claim", 1)])
-    yield found
-    player.close()
+    return found
 
 
 READERS: dict[str, Callable[[Handle, Client], object]] = {

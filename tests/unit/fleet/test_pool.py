@@ -145,7 +145,6 @@ def test_a_server_that_is_away_is_asked_again_later(
     assert away < 2
     assert caplog.text.count("waits") == 1
     assert handle.status().ready == 1
-    client.close()
 
 
 def test_a_session_that_is_frozen_does_not_hold_up_the_others(client: Client, estate: Estate) -> None:

@@ -430,7 +430,6 @@ def test_a_user_of_the_documented_rights_works_and_leaves_nothing(
 
     assert hears(link) is channels
     assert server.client().keys() == []
-    link.close()
 
 
 @pytest.mark.parametrize("lacks", ["expire", "zpopmin", "hincrby", "rpush", "lrange", "rename", "set"])
@@ -440,8 +439,6 @@ def test_a_right_that_is_lacking_is_named(own_redis: Callable[..., Server], lack
 
     with pytest.raises(ServerRefuses, match=f"'{lacks}'"):
         try_session(link)
-
-    link.close()
 
 
 def test_an_end_whose_expiry_is_refused_is_an_end(own_redis: Callable[..., Server]) -> None:
@@ -454,5 +451,3 @@ def test_an_end_whose_expiry_is_refused_is_an_end(own_redis: Callable[..., Serve
     outside.commit([("claim", 0)])
 
     assert read_state(link, SESSION, Plain()).status == "completed"
-    outside.close()
-    link.close()

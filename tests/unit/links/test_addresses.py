@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from graflow_ckpt.core.errors import BadAddress
-from graflow_ckpt.links import addresses
 from graflow_ckpt.links.addresses import masked, options_of, parse
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_known() -> Iterator[None]:
-    known = dict(addresses._known)
-    addresses._known.clear()
-    yield
-    addresses._known.clear()
-    addresses._known.update(known)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from graflow_ckpt.links import processes
 from graflow_ckpt.links.processes import describe, end, is_gone, is_myself, myself, named
+from tests.stretch import until
 
 
 @pytest.fixture
@@ -37,9 +38,7 @@ def test_this_process_is_described_by_more_than_its_pid() -> None:
 
 
 def test_another_process_is_described_by_the_same_things(other: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 10
-    while "an argument" not in describe(other.pid).argv:  # it may not have become that program yet
-        assert time.monotonic() < deadline
+    until(lambda: "an argument" in describe(other.pid).argv)  # it may not have become that program yet
     found, me = describe(other.pid), myself()
 
     assert (found.pid, found.boot, found.pid_ns, found.host) == (other.pid, me.boot, me.pid_ns, me.host)
@@ -59,9 +58,7 @@ def test_a_killed_process_is_gone_before_its_parent_has_noticed(other: subproces
     owner = describe(other.pid)
 
     other.kill()
-    deadline = time.monotonic() + 10
-    while not is_gone(owner):
-        assert time.monotonic() < deadline, "a zombie counts as alive"
+    until(lambda: is_gone(owner))
     other.wait()
 
     assert is_gone(owner)

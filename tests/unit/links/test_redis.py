@@ -78,7 +78,6 @@ def test_a_url_leads_to_its_database(redis_server: Server, redis_url: str) -> No
     assert link.address == f"redis://127.0.0.1:{redis_server.port}/3"
     assert link.connection().ask("GET", "a") == b"1"
     assert redis_server.ask("GET", "a") is None
-    link.close()
 
 
 def test_a_unix_socket_leads_to_a_server_too(own_redis: Callable[..., Server]) -> None:
@@ -270,7 +269,6 @@ def test_options_that_would_change_what_is_read_are_not_taken(redis_url: str) ->
     settings = link.client.connection_pool.connection_kwargs
     assert link.client.get("a") == "é".encode()
     assert (settings["socket_timeout"], settings["health_check_interval"]) == (7.0, 0)
-    link.close()
 
 
 # --- processes -------------------------------------------------------------------------
@@ -325,7 +323,6 @@ def test_a_client_that_retries_gives_a_link_that_does_not(redis_server: Server, 
     link = open_link(redis_server.client())
 
     assert link.client.connection_pool.connection_kwargs["retry"].get_retries() == 0
-    link.close()
 
 
 def test_a_vanished_machine_is_noticed_on_a_connection_that_only_waits(link: RedisLink) -> None:
@@ -431,7 +428,6 @@ def test_a_script_that_is_not_known_travels_with_its_call(redis_server: Server, 
         stats = redis_server.ask("INFO", "commandstats")
         assert b"cmdstat_eval:calls=1," in stats
         assert b"cmdstat_script|load" not in stats
-    wire.close()
 
 
 @pytest.mark.parametrize(
@@ -455,7 +451,6 @@ def test_a_call_whose_reply_is_lost_is_sent_once(
 
     assert redis_server.ask("GET", "n") == b"2"
     assert script(["n"]) == 3  # the pool opens another connection
-    link.close()
 
 
 def test_after_a_restart_the_next_call_finds_the_server(own_redis: Callable[..., Server]) -> None:

@@ -426,7 +426,6 @@ def test_an_error_within_a_pipeline_keeps_its_word(redis_url: str) -> None:
         client.pipeline(transaction=False).hget("text", "f").execute()
 
     assert code_of(error.value) == "WRONGTYPE"
-    client.close()
 
 
 @pytest.mark.parametrize(

@@ -159,101 +159,99 @@ class Draft:
     terms: Terms
 
 
-class Acceptance:
-    """Makes sessions at one server. `on_emitted`: tokens to be posted."""
-
-    def __init__(self, link: RedisLink) -> None:
-        self._link = link
-
-    def accept(self, draft: Draft, cells: SealedCells, on_emitted: Any) -> bool:
-        """Return True if it was made; if there was one already, `existing` says what that means."""
-        session = draft.session
-        sender = RedisSession(self._link, session, cells, patience=PATIENCE, post=on_emitted)
-        made = False
-        try:
-            enlist(self._link, session)
-            made = self._made(draft, sender)
-            if not made and draft.terms.existing == "return":
-                self._same(draft)
-                return False
-            if not made:
-                raise errors.SessionExists(
-                    f"There is a session {draft.session} already.",
-                    hint='Give another key or session id, or existing="return" to get that one.',
-                    session=draft.session,
-                )
-            for ops in _with_end(draft.pages):
-                sender.commit(ops)
-        except errors.SessionExists:
-            raise
-        except BaseException as error:
-            refused = isinstance(error, errors.ServerError) and not isinstance(error, errors.ServerGone)
-            self._take_back(session, error, certain=refused and not made)
-            raise
-        finally:
-            sender.close()
-        return True
-
-    def _same(self, draft: Draft) -> None:
-        """Refuse to return the result of other arguments."""
-        key = f"{keys_of(draft.session)}h"
-        with asked(self._link, **{key: "hash"}):
-            theirs: bytes | None = self._link.client.hget(key, GIVEN)
-        if theirs is not None and theirs.decode(errors="replace") != draft.facts.get(GIVEN):
+def accept(link: RedisLink, draft: Draft, cells: SealedCells, on_emitted: Any) -> None:
+    """Make a session; if there is one, `existing` says what that means. `on_emitted`: posts tokens."""
+    session = draft.session
+    sender = RedisSession(link, session, cells, patience=PATIENCE, post=on_emitted)
+    made = False
+    try:
+        enlist(link, session)
+        made = _made(link, draft, sender)
+        if not made and draft.terms.existing == "return":
+            _same(link, draft)
+            return
+        if not made:
             raise errors.SessionExists(
-                f"Session {draft.session} was submitted with other arguments; its result is not theirs.",
-                hint="Give each call a key of its own, or no key.",
+                f"There is a session {draft.session} already.",
+                hint='Give another key or session id, or existing="return" to get that one.',
                 session=draft.session,
             )
+        for ops in _with_end(draft.pages):
+            sender.commit(ops)
+    except errors.SessionExists:
+        raise
+    except BaseException as error:
+        refused = isinstance(error, errors.ServerError) and not isinstance(error, errors.ServerGone)
+        _take_back(link, session, error, certain=refused and not made)
+        raise
+    finally:
+        sender.close()
 
-    def _made(self, draft: Draft, sender: RedisSession) -> bool:
-        terms = draft.terms
-        cold: dict[str, str | bytes] = {
-            **draft.facts, "epoch": "1", "created": repr(time.time()), "maker": _maker(os.getpid()),
-            "store": terms.store or self._link.address,
-            "ttl": str(int(terms.ttl)), "kept": str(int(terms.kept)),
-            "host": platform.node(), "python": platform.python_version(),
-        }  # fmt: skip
-        if terms.value_limit != LIMIT:
-            cold["limit"] = str(terms.value_limit)
-        cap = "" if draft.cap is None else draft.cap
-        steps = "" if terms.max_steps is None else terms.max_steps
-        line = f"init|0|0|1|1|1|{steps}|{cap}|{'fl' if terms.ledger else 'f'}||"
-        create, key = self._link.script(CREATE), f"{keys_of(draft.session)}c"
-        args = [line, *sender.begins(), *(item for pair in cold.items() for item in pair)]
-        try:
-            made = create([key], args) != b"exists"
-            return made or (self._abandoned(draft.session) and create([key], args) != b"exists")
-        except errors.KeyTaken as error:
-            raise wrong_keys(self._link, draft.session) from error
 
-    def _abandoned(self, session: str) -> bool:
-        """Delete what a dead process never completed; return True if that was so."""
-        prefix = keys_of(session)
-        if self._link.client.type(f"{prefix}c") != b"hash":
-            raise wrong_keys(self._link, session)
-        with asked(self._link, **{f"{prefix}h": "hash"}):
-            maker = self._link.client.hget(f"{prefix}h", "maker")
-        owner = owner_from(maker or b"")
-        if owner is None or not is_gone(owner):
-            return False
-        return self._discard(session, maker)
+def _same(link: RedisLink, draft: Draft) -> None:
+    """Refuse to return the result of other arguments."""
+    key = f"{keys_of(draft.session)}h"
+    with asked(link, **{key: "hash"}):
+        theirs: bytes | None = link.client.hget(key, GIVEN)
+    if theirs is not None and theirs.decode(errors="replace") != draft.facts.get(GIVEN):
+        raise errors.SessionExists(
+            f"Session {draft.session} was submitted with other arguments; its result is not theirs.",
+            hint="Give each call a key of its own, or no key.",
+            session=draft.session,
+        )
 
-    def _discard(self, session: str, maker: str | bytes) -> bool:
-        """Delete a submission that this process has not completed; return True if nothing of it is left."""
-        left: bytes = self._link.script(DISCARD)([f"{keys_of(session)}c"], [maker])
-        return left == b"nothing"
 
-    def _take_back(self, session: str, error: BaseException, *, certain: bool) -> None:
-        """Delete what is half done, and say in the error how far it got. `certain`: it was never there."""
-        with suppress(errors.GraflowError):
-            if certain or self._discard(session, _maker(os.getpid())):
-                certain = True
-                unlist(self._link, session)
-        if certain:
-            error.add_note(f"Session {session} was not accepted, and nothing of it is left.")
-        else:
-            error.add_note(f"Whether session {session} was accepted is not known; if not, it will never run.")
+def _made(link: RedisLink, draft: Draft, sender: RedisSession) -> bool:
+    terms = draft.terms
+    cold: dict[str, str | bytes] = {
+        **draft.facts, "epoch": "1", "created": repr(time.time()), "maker": _maker(os.getpid()),
+        "store": terms.store or link.address,
+        "ttl": str(int(terms.ttl)), "kept": str(int(terms.kept)),
+        "host": platform.node(), "python": platform.python_version(),
+    }  # fmt: skip
+    if terms.value_limit != LIMIT:
+        cold["limit"] = str(terms.value_limit)
+    cap = "" if draft.cap is None else draft.cap
+    steps = "" if terms.max_steps is None else terms.max_steps
+    line = f"init|0|0|1|1|1|{steps}|{cap}|{'fl' if terms.ledger else 'f'}||"
+    create, key = link.script(CREATE), f"{keys_of(draft.session)}c"
+    args = [line, *sender.begins(), *(item for pair in cold.items() for item in pair)]
+    try:
+        made = create([key], args) != b"exists"
+        return made or (_abandoned(link, draft.session) and create([key], args) != b"exists")
+    except errors.KeyTaken as error:
+        raise wrong_keys(link, draft.session) from error
+
+
+def _abandoned(link: RedisLink, session: str) -> bool:
+    """Delete what a dead process never completed; return True if that was so."""
+    prefix = keys_of(session)
+    if link.client.type(f"{prefix}c") != b"hash":
+        raise wrong_keys(link, session)
+    with asked(link, **{f"{prefix}h": "hash"}):
+        maker = link.client.hget(f"{prefix}h", "maker")
+    owner = owner_from(maker or b"")
+    if owner is None or not is_gone(owner):
+        return False
+    return _discard(link, session, maker)
+
+
+def _discard(link: RedisLink, session: str, maker: str | bytes) -> bool:
+    """Delete a submission that this process has not completed; return True if nothing of it is left."""
+    left: bytes = link.script(DISCARD)([f"{keys_of(session)}c"], [maker])
+    return left == b"nothing"
+
+
+def _take_back(link: RedisLink, session: str, error: BaseException, *, certain: bool) -> None:
+    """Delete what is half done, and say in the error how far it got. `certain`: it was never there."""
+    with suppress(errors.GraflowError):
+        if certain or _discard(link, session, _maker(os.getpid())):
+            certain = True
+            unlist(link, session)
+    if certain:
+        error.add_note(f"Session {session} was not accepted, and nothing of it is left.")
+    else:
+        error.add_note(f"Whether session {session} was accepted is not known; if not, it will never run.")
 
 
 @cache

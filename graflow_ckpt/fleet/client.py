@@ -40,11 +40,11 @@ from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_context import Destination, adopt_into, new_id
 from graflow_ckpt.fleet.accepting import (
     GIVEN,
-    Acceptance,
     Call,
     Draft,
     Existing,
     Terms,
+    accept,
     call_of,
     data_of,
     pages,
@@ -177,7 +177,7 @@ class Client:
         }  # fmt: skip
         self.programs.store(packed, keyring)
         draft = Draft(session, cold, pages, cap, terms)
-        Acceptance(self.link).accept(draft, cells, partial(self.post, session))
+        accept(self.link, draft, cells, partial(self.post, session))
         return Handle(self, session)
 
     def post(self, session: str, token: str, queue: str) -> None:

@@ -32,12 +32,12 @@ from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.bind import SPREAD, Binding, bind
-from graflow_ckpt.fleet.accepting import Acceptance, Draft, Terms, call_of, data_of, pages
+from graflow_ckpt.fleet import accepting
+from graflow_ckpt.fleet.accepting import Draft, Terms, accept, call_of, data_of, pages
 from graflow_ckpt.fleet.client import Client, Fleet
 from graflow_ckpt.fleet.programs import Programs
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.redis.keys import keys_of
-from graflow_ckpt.sessions.redis.session import RedisSession
 from tests.servers import Server
 from tests.unit.fleet.played import dead, set_status
 
@@ -51,7 +51,7 @@ def accepted(client: Client, pages: Any, session: str = "s", **terms: Any) -> li
     posted: list[str] = []
     draft = Draft(session, {"workflow": "w"}, pages, None, Terms(session, **terms))
     cells = SealedCells(session, client.keyring)
-    Acceptance(client.link).accept(draft, cells, lambda token, queue: posted.append(queue))
+    accept(client.link, draft, cells, lambda token, queue: posted.append(queue))
     return posted
 
 
@@ -64,14 +64,17 @@ def left(client: Client, session: str = "s") -> list[bytes]:
 # --- step by step ------------------------------------------------------------------------
 
 
-def test_it_is_listed_before_it_is_there_and_runs_when_its_last_spec_is_in(client: Client) -> None:
+def test_it_is_listed_before_it_is_there_and_runs_when_its_last_spec_is_in(
+    client: Client, redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Any] = []
-    redis: Any = client.link.client
+    make = accepting._made
 
-    class Watched(Acceptance):
-        def _made(self, draft: Draft, sender: RedisSession) -> bool:
-            seen.append((client.sessions(), redis.exists(f"{keys_of('s')}c")))
-            return super()._made(draft, sender)
+    def watched(*args: Any) -> bool:
+        seen.append((client.sessions(), redis.exists(f"{keys_of('s')}c")))
+        return make(*args)
+
+    monkeypatch.setattr(accepting, "_made", watched)
 
     def pages() -> Iterator[list[Op]]:
         for n in range(3):
@@ -80,7 +83,7 @@ def test_it_is_listed_before_it_is_there_and_runs_when_its_last_spec_is_in(clien
             yield [spec(f"t{n}")]
 
     draft = Draft("s", {"workflow": "w"}, pages(), None, Terms("s"))
-    Watched(client.link).accept(draft, SealedCells("s", client.keyring), lambda token, queue: None)
+    accept(client.link, draft, SealedCells("s", client.keyring), lambda token, queue: None)
 
     # a page is sent when it is known whether another follows
     assert seen == [(["s"], 0), ("init", 0, 0), ("init", 0, 0), ("init", 1, 0)]
@@ -168,7 +171,7 @@ def test_one_that_runs_already_is_not_taken_back(client: Client) -> None:
 
     draft = Draft("s", {"workflow": "w"}, [[spec("a")]], None, Terms("s"))
     with pytest.raises(KeyTaken) as raised:
-        Acceptance(client.link).accept(draft, SealedCells("s", client.keyring), fails)
+        accept(client.link, draft, SealedCells("s", client.keyring), fails)
 
     assert "is not known" in raised.value.__notes__[0]
     assert client.session("s").status().status == "running"
@@ -240,7 +243,7 @@ def test_of_two_that_clear_it_away_one_makes_it(client: Client, redis_url: str, 
     maker = redis.hget(f"{keys_of(session)}h", "maker")
 
     def pages() -> Iterator[list[Op]]:
-        assert not Acceptance(client.link)._discard(session, maker)
+        assert not accepting._discard(client.link, session, maker)
         yield [spec("a")]
 
     accepted(client, pages(), session)

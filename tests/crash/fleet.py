@@ -1,4 +1,7 @@
-"""Tasks that a fleet runs in tests. Each execution leaves a line in a file, outside of Redis."""
+"""Tasks that a fleet runs in tests. Each execution leaves a line in a file, outside of Redis.
+
+A worker that has just been started imports this module before it takes over: it loads little.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,10 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from graflow_ckpt import task
-from tests.pools import Pool, directly, is_alive, surroundings
 from tests.stretch import until
 
 
@@ -154,27 +152,6 @@ def never_ends(folder: str, name: str) -> None:
 def call(one: Any, url: str, folder: Path, name: str, **options: Any) -> Any:
     """A session of one call."""
     return one.submit(str(folder), name, url=url, **options)
-
-
-# --- pools ------------------------------------------------------------------------------
-
-
-def pool(url: str, folder: Path, environment: dict[str, str] | None = None, **settings: Any) -> Pool:
-    """A pool with the key of this process."""
-    given = surroundings(key=os.environ["GRAFLOW_CKPT_KEY"]) | (environment or {})
-    return Pool(url, folder, given, directly(url, **settings))
-
-
-@contextmanager
-def ready_pool(*where: Any, **settings: Any) -> Iterator[Pool]:
-    """The same, whose workers all wait for work."""
-    with pool(*where, **settings) as made:
-        made.ready()
-        yield made
-
-
-def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and is_alive(psutil.Process(pid))
 
 
 # --- what tasks have noted --------------------------------------------------------------

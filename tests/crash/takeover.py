@@ -25,7 +25,8 @@ from statistics import quantiles
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.stores.around.keys import new_key
 from tests.crash import fleet as tasks
-from tests.crash.fleet import go, killed, lines, noted, pool, ready_pool
+from tests.crash.fleet import go, killed, lines, noted
+from tests.crash.pools import pool, ready_pool
 from tests.pools import Pool
 from tests.proxy import Proxy
 from tests.servers import Server

@@ -18,8 +18,9 @@ from graflow_ckpt.fleet.lists import ACTIVE
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.redis.keys import keys_of
 from tests.crash import fleet as tasks
-from tests.crash.fleet import alive, begun, go, killed, lines, noted, pool, ready_pool
+from tests.crash.fleet import begun, go, killed, lines, noted
 from tests.crash.fleet_poison import innocent
+from tests.crash.pools import alive, pool, ready_pool
 from tests.crash.takeover import said, takeovers
 from tests.servers import Server
 from tests.stretch import stretched, until

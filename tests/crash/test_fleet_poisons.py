@@ -22,8 +22,9 @@ import pytest
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS
 from graflow_ckpt.links.redis import open_link
 from tests.crash import fleet as tasks
-from tests.crash.fleet import begun, go, killed, noted, pool
+from tests.crash.fleet import begun, go, killed, noted
 from tests.crash.poisons import WRONG_TYPES, junk, wrong_types
+from tests.crash.pools import pool
 from tests.stretch import until
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("fleet_key")]

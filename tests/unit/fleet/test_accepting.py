@@ -208,20 +208,16 @@ def killed_submitter(url: str) -> str:
     return session
 
 
-def test_a_submitter_that_is_killed_leaves_a_session_that_never_runs(client: Client, redis_url: str) -> None:
+def test_a_submitter_that_is_killed_leaves_a_session_that_never_runs_and_makes_room_for_the_next(
+    client: Client, redis_url: str
+) -> None:
     session = killed_submitter(redis_url)
 
     status = client.session(session).status()
     assert (status.status, status.ready, status.tokens) == ("init", 1000, 0)
     with pytest.raises(Exception, match="it cannot go on"):
         client.session(session).resume()
-
-
-def test_it_makes_room_for_the_next_of_that_name(client: Client, redis_url: str) -> None:
-    session = killed_submitter(redis_url)
-
     assert accepted(client, [[spec("a")]], session) == ["default"]
-
     assert [one["task_id"] for one in client.session(session).pending()] == ["a"]
 
 

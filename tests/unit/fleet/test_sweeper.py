@@ -479,26 +479,16 @@ def test_a_task_that_takes_its_worker_down_three_times_is_set_aside_and_the_sess
     assert client.carrier.ids("default") == set()
 
 
-def test_a_task_that_is_not_to_run_again_is_left_in_doubt(client: Client) -> None:
+@pytest.mark.parametrize("crashed", [True, False], ids=["killed", "stopped, which is no crash"])
+def test_a_task_that_is_not_to_run_again_is_left_in_doubt(client: Client, crashed: bool) -> None:
     bag(client, "s", tasks=1, on_interrupted="fail")
     player = Player(client, "s")
     player.claim()
 
-    take(client, "s", player.token, "it was killed", forced=True)
+    take(client, "s", player.token, "it has ended", forced=True, crashed=crashed)
 
     spec = Player(client, "s").claim().spec
-    assert (spec.execution_strategy, spec.crashes) == ("doubt", 1)
-
-
-def test_a_worker_that_was_stopped_is_no_crash_but_leaves_the_same_doubt(client: Client) -> None:
-    bag(client, "s", tasks=1, on_interrupted="fail")
-    player = Player(client, "s")
-    player.claim()
-
-    take(client, "s", player.token, "it was stopped", forced=True, crashed=False)
-
-    spec = Player(client, "s").claim().spec
-    assert (spec.execution_strategy, spec.crashes) == ("doubt", 0)
+    assert (spec.execution_strategy, spec.crashes) == ("doubt", int(crashed))
 
 
 def test_a_token_that_nobody_has_begun_on_is_replaced(client: Client) -> None:

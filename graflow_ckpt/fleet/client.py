@@ -134,7 +134,9 @@ class Client:
         _, _, _, priority, *rest = graph.routes[name].enqueue()
         rest = [priority if terms.priority is None else terms.priority, *rest]
         if terms.delay > 0:
-            rest.append(self._now() + terms.delay)
+            with asked(self.link):
+                seconds, micros = self.link.client.time()
+            rest.append(seconds + micros / 1e6 + terms.delay)
         kind = "later" if terms.delay > 0 else "enqueue"
         if terms.session is not None:
             facts[GIVEN] = _digest([[one, "" if cell is None else digest_of(cell)] for one, cell in data])
@@ -154,11 +156,6 @@ class Client:
         if not parcel.bound:  # what is sent by value may use what has changed meanwhile
             self._packed.setdefault(task, {})[many] = packed
         return packed
-
-    def _now(self) -> float:
-        with asked(self.link):
-            seconds, micros = self.link.client.time()
-        return float(seconds) + float(micros) / 1e6
 
     # --- both --------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ class Worker:
         self.leaving = False  # what runs has been released: whatever the body says now does not count
         self.slice: Slice | None = None
         self.note: Callable[[str, str], None] = lambda session, token: None  # tells the parent what runs
-        self._on_lost: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: None
         self.presence = Presence(link, owner)
         self.declining = Declining(link, code_patience)
         self.observers: tuple[Observer, ...] = ()
@@ -165,12 +165,8 @@ class Worker:
 
     def watched_by(self, on_lost: Callable[[], None], look: Callable[[], None]) -> None:
         """Set `on_lost`, for a token void while a body runs, and `look`, called many times a second."""
-        self._on_lost = on_lost
+        self.on_lost = on_lost
         self.keeper.looks(look)
-
-    def lost(self) -> None:
-        """Report that the token of what runs is void."""
-        self._on_lost()
 
     def wears_out(self) -> None:
         """Note that a body that cannot be ended is still running here."""
@@ -202,7 +198,7 @@ class Slice:
         self.part = Part(
             session, loaded.graph, loaded.bindings, settings, home, worker.keeper,
             slots=1, made=loaded.made, join=self._made_since, after_body=self._surroundings.put_back,
-            on_lost=worker.lost,
+            on_lost=worker.on_lost,
         )  # fmt: skip
 
     def _made_since(self, made: MadeSoFar, own: Sequence[str]) -> None:
@@ -358,11 +354,10 @@ def watched(run: Run, home: SharedHome) -> Iterator[None]:
     if home.trace.traces:
         home.join_trace()
     run.announcer.emit(
-        "session_started",
-        **_facts(run, home),
-        trace_context=home.trace.former,
-        original_trace_id=home.trace.original,
-    )
+        "session_started", workflow=run.settings.workflow, resumed=True, path=None, replayed=0, completed=0,
+        pending=run.session.pending, max_steps=None, kept=True, store=home.facts.link.address,
+        trace_context=home.trace.former, original_trace_id=home.trace.original,
+    )  # fmt: skip
     if home.trace.traces and home.trace.former is None:  # no submitter of it traces: it begins here
         home.keep_trace(first=True)
     status = "broken"
@@ -371,10 +366,3 @@ def watched(run: Run, home: SharedHome) -> Iterator[None]:
         status = run.session.status
     finally:
         run.announcer.emit("session_ended", status=status, reason="")
-
-
-def _facts(run: Run, home: SharedHome) -> dict[str, Any]:  # Any: what events hold
-    return {
-        "workflow": run.settings.workflow, "resumed": True, "path": None, "replayed": 0, "completed": 0,
-        "pending": run.session.pending, "max_steps": None, "kept": True, "store": home.facts.link.address,
-    }  # fmt: skip

@@ -116,6 +116,7 @@ def test_changed_reuse_keeps_the_result_and_rerun_makes_it_again(
     make: Make, changed: str, result: int
 ) -> None:
     assert versions(make, "first", changed).execute() == result
+    assert versions(make, "first").execute() == result  # which is the program now
 
 
 # --- named checkpoints -----------------------------------------------------------------

@@ -31,13 +31,13 @@ def ran() -> None:
 
 
 def test_under_an_id_that_is_known_there_is_that_session(redis_url: str) -> None:
-    first = context_of(redis_url, a, b)
+    first = context_of(redis_url, a, b, max_steps=7)
     first.channel.set("x", 1)
 
     second = context_of(redis_url, a, b)
 
     assert second.basis.resumed
-    assert second.channel.get("x") == 1
+    assert (second.channel.get("x"), second.max_steps) == (1, 7)
     assert second.execute() in (1, 2)
     assert (first.status, first.completed_tasks, first.steps) == ("completed", {"a", "b"}, 2)
 

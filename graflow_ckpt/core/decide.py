@@ -91,7 +91,7 @@ def given_up(claim: Claim) -> list[Op]:
 
 def _failed(graph: TaskGraph, route: Route, claim: Claim, outcome: Failed, on_failure: str) -> list[Op]:
     spec, number = claim
-    if outcome.retry and spec.retry_count < spec.max_retries:
+    if outcome.is_tried_again(spec):
         return [("end", spec.key, number, "retry", outcome.due, outcome.error)]
     if route.lenient or on_failure == "continue":
         end = ("end", spec.key, number, "lost", outcome.error)

@@ -169,7 +169,10 @@ class Failed(NamedTuple):
     exception: BaseException
     due: float = 0.0  # when a retry may start
     retry: bool = True
-    torn: bool = False  # it changed a live value in place
+
+    def is_tried_again(self, spec: TaskSpec) -> bool:
+        """Return True if another attempt of the spec follows this one."""
+        return self.retry and spec.retry_count < spec.max_retries
 
 
 class Cancelled(NamedTuple):

@@ -61,16 +61,16 @@ class Announcer:
         session, spec = self._session, claim.spec
         if session.status in ("failing", "failed") and self.failure is None:
             self.failure = outcome.exception
-        again = outcome.retry and spec.retry_count < spec.max_retries
+        again = outcome.is_tried_again(spec)
         log.warning(
             "task %s failed%s: %s",
-            claim.spec.task_id,
+            spec.task_id,
             ", it runs again" if again else "",
             outcome.error.partition("\n")[0],  # the rest is a traceback
             extra={
                 "session": session.id,
-                "task": claim.spec.task_id,
-                "attempt": claim.spec.retry_count + 1,
+                "task": spec.task_id,
+                "attempt": spec.retry_count + 1,
             },
         )
 

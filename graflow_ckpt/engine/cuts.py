@@ -124,9 +124,9 @@ class Cutter:
 
     def failed(self, claim: Claim, outcome: Failed) -> None:
         """Restore the random state after a failure that no retry follows."""
-        retried = outcome.retry and claim.spec.retry_count < claim.spec.max_retries
-        if self._before is not None and self._before[0] == claim.number and not retried:
-            self._before[1]()
+        before = self._before
+        if before is not None and before[0] == claim.number and not outcome.is_tried_again(claim.spec):
+            before[1]()
 
     def before_commit(self, ops: list[Op], attempt: Attempt | None = None) -> None:
         """Add the random state to a commit: with a journal it is part of what a commit has changed."""

@@ -456,9 +456,8 @@ class Run:
             names.append(outcome.exception.ids["name"])
         if not names:
             return
-        retry = outcome.retry and claim.spec.retry_count < claim.spec.max_retries
         route = self.graph.routes[claim.spec.task_id]
-        if retry:
+        if outcome.is_tried_again(claim.spec):
             raise GoBack(claim, outcome, names, claim.spec.max_retries)
         self.torn += names
         if route.lenient or self.settings.on_failure == "continue":

@@ -40,6 +40,7 @@ MOVED: Final[dict[str, str]] = {
 GONE: Final[dict[str, str]] = {
     "graflow_ckpt.stores.encrypted:keys_by_path": "each meta names its key: encodings.key_in",
     "graflow_ckpt.stores.encrypted:within": "a store says itself how it encodes: store.encoding",
+    "graflow_ckpt.fleet.client:client_at": "fleet.client.connect gives the fleet of an address",
     "graflow_ckpt.core.errors:RolledBack": "older checkpoints with a good seal are accepted",
     "graflow_ckpt.interfaces.observers.prometheus:CallCollector": "metrics come from the events of runs",
 }

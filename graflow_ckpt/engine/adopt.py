@@ -38,7 +38,7 @@ from graflow_ckpt.stores import home_of, open_store_of
 from graflow_ckpt.stores.around.keys import Keyring
 
 KEPT = 30 * 24 * 3600
-"""Seconds for which a session in Redis that has ended is kept."""
+"""Seconds for which a session in Redis that has failed or stopped can be continued."""
 
 
 class Standing(NamedTuple):

@@ -24,7 +24,7 @@ from graflow_ckpt.sessions.redis.session import PATIENCE, RedisSession
 
 log = logging.getLogger("graflow_ckpt.engine")
 
-LEASE_OVER = "its worker's lease ran out"
+LEASE_OVER = "its lease ran out: it was stopped, cut off, or a task kept the interpreter to itself"
 
 Emitted = tuple[str, str]
 """A token, and the queue on which a worker has to be given it."""

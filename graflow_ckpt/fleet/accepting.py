@@ -27,6 +27,7 @@ from graflow_ckpt.checkpoint.seals import LIMIT, SealedCells
 from graflow_ckpt.checkpoint.values.codec import check_storable
 from graflow_ckpt.core import arguments, errors
 from graflow_ckpt.core.facts import Cell, Op, check_session_id
+from graflow_ckpt.engine.adopt import KEPT
 from graflow_ckpt.engine.bind import SPREAD, Binding
 from graflow_ckpt.fleet.lists import DISCARD, asked, enlist, owner_text, unlist
 from graflow_ckpt.links.processes import describe, is_gone, owner_from
@@ -98,9 +99,6 @@ def pages(ops: Iterable[Op]) -> Iterator[list[Op]]:
 
 TTL = 7 * 24 * 3600
 """Seconds for which a session that has completed is kept, with its results."""
-
-KEPT = 30 * 24 * 3600
-"""Seconds for which one that failed or stopped can be gone on with."""
 
 PATIENCE = 10.0
 """Seconds for which a submission that has begun waits for a server that is away."""

@@ -106,7 +106,11 @@ class Seat:
         well = self.line.slices or self.told is not Order.WORK or monotonic() > self.born + SETTLED
         self.failures = 0 if well else self.failures + 1
         late = max(0, self.failures - TOO_SOON)
-        self.not_before = monotonic() + (min(LATEST, 0.25 * 2**late) if late else 0.0)
+        self.waits(min(LATEST, 0.25 * 2**late) if late else 0.0)
+
+    def waits(self, seconds: float) -> None:
+        """Start no child here before so many seconds are over."""
+        self.not_before = monotonic() + seconds
 
 
 class Pool:
@@ -198,7 +202,13 @@ class Pool:
             if seat.pid or monotonic() < seat.not_before or (self._stopped and seat is not self._steward):
                 continue
             seat.line.reset()
-            seat.sat_in_by(fork(partial(self._child, seat)))
+            try:
+                pid = fork(partial(self._child, seat))
+            except OSError as error:  # no memory, or too many processes: those that run must not end for it
+                log.error("%s cannot be started, and is tried again: %s", seat.label, error)
+                seat.waits(LATEST)
+                continue
+            seat.sat_in_by(pid)
             self._starts += 1
             self._line.count(max(0, self._starts - len(self._seats)))
 

@@ -29,6 +29,7 @@ from graflow_ckpt.core.errors import (
     ServerGone,
     SessionDamaged,
 )
+from graflow_ckpt.engine.reaping import LEASE_OVER
 from graflow_ckpt.fleet.board import BoardLine, Order, RunningSlice, State
 from graflow_ckpt.fleet.health import PoolFacts, sign, worker_facts
 from graflow_ckpt.fleet.lists import ACTIVE, DISCARD, LOOK, ROTA, SESSIONS, asked, host_key, place, session_in
@@ -66,7 +67,6 @@ INIT = 3600.0  # seconds after which a submission that was not completed is clea
 _PAGE = 200
 _FREEZE = source("freeze")
 
-LEASE_OVER = "its lease ran out: it was stopped, cut off, or a task kept the interpreter to itself"
 GONE = "its process is gone, and nobody saw how"
 
 

@@ -259,8 +259,10 @@ class KeyedLease(HeldLease):
             return seen
 
     def announce(self, scope: str) -> None:
-        """Note, where batches are not atomic, to which other heads we write: the next owner has to know.
-        Their tags are seen before this: else one that was closed behind us would do."""
+        """Note, where batches are not atomic, to which other heads it writes: the next owner has to know.
+
+        The tags of those heads are read before: a head that another owner has closed since refuses the write.
+        """
         self._past.discard(scope)
         self.change(
             lambda head: (

@@ -73,6 +73,8 @@ def test_to_add_something_touches_three_places() -> None:
         "a policy",
         "an observer",
         "a command",
+        "an option of `run`",
+        "another text for an error",
     ]
     assert all(len(row) == 4 and all(cell.strip() for cell in row) for row in rows)
 

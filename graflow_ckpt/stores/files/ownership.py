@@ -56,7 +56,7 @@ class OwnerRecord:
 
 
 class LocalLease(claims.HeldLease):
-    """One in a folder: it is never fenced, but for its files."""
+    """One in a folder: no other process can fence it, but it ends with its lock file."""
 
     def __init__(
         self, ownership: Ownership, session: str, record: OwnerRecord, lock: Flock, taken_from: Owner | None

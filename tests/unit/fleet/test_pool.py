@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,23 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_pool_whose_settings_are_sound_starts(redis_url: str, keyring: Keyring) -> None:
     assert run(PoolSettings(redis_url)) == 0
+
+
+def test_a_child_that_cannot_be_forked_is_tried_again_and_the_pool_works_on(
+    redis_url: str, keyring: Keyring, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", full)
+    pool = pools.Pool(PoolSettings(redis_url, n=2), keyring)
+
+    pool._start()
+    pool._start()  # none of them is due yet
+
+    assert [seat.pid for seat in pool._seats] == [0, 0, 0]
+    assert all(seat.not_before > time.monotonic() for seat in pool._seats)
+    assert [record.getMessage()[:8] for record in caplog.records] == ["worker-1", "worker-2", "steward "]
 
 
 @pytest.mark.parametrize(

@@ -486,6 +486,7 @@ class Shutdown:
             os.kill(os.getpid(), number)
             return
         if self._gone:
+            self._listening.take_no_more()  # a slice catches the exit, and RQ would take the next token
             raise SystemExit(GAVE_UP)
         self._begin_to_drain()
         self._listening.take_no_more()

@@ -21,9 +21,9 @@ from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.fleet.board import Board, BoardLine, Order, RunningSlice, State
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.lists import ACTIVE, Presence, host_key, owner_text, place
-from graflow_ckpt.fleet.slice import serve
+from graflow_ckpt.fleet.slice import Worker, serve
 from graflow_ckpt.fleet.tokens import Carrier, job_id, queue_name
-from graflow_ckpt.fleet.worker import Listening, NoAlarm
+from graflow_ckpt.fleet.worker import Listening, NoAlarm, Shutdown
 from graflow_ckpt.links.processes import is_near, myself, owner_from
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.stores.around.keys import new_key
@@ -340,6 +340,24 @@ def test_a_worker_that_is_told_to_stop_takes_no_job(worker: Listening) -> None:
         worker.dequeue_job_and_maintain_ttl(1)
 
     assert worker.connection.llen("rq:queue:q") == 1
+
+
+def test_a_process_that_leaves_takes_no_token_after_the_slice_that_it_ends(
+    worker: Listening, redis_url: str
+) -> None:
+    link = open_link(redis_url)
+    worker.worker = Worker(link, Carrier(link), None, owner="{}")
+    (line,) = Board(1).lines
+    leaving = Shutdown(worker, line, 1.0)
+    leaving._gone = True  # a thread has released what runs, and unwinds the body
+    worker.worker.carrier.post("s", "e1t1", "q")
+
+    with pytest.raises(SystemExit):
+        leaving.told(signal.SIGTERM, None)
+    with pytest.raises(SystemExit):  # the slice has caught the first one, and RQ asks for the next token
+        worker.dequeue_job_and_maintain_ttl(1)
+
+    assert worker.worker.carrier.waiting(["q"]) == {"q": 1}
 
 
 EARLY = """

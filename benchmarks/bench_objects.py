@@ -33,7 +33,7 @@ SMALL, LARGE = 4 << 10, 1 << 20
 META, STATE = 1 << 10, 1 << 10
 KEPT = 10
 SESSION = "bench"
-REQUESTS = ("get", "get_range", "written_at", "list", "_put", "delete")
+REQUESTS = ("get", "get_range", "list", "_put", "delete")
 _names = numbers(1)
 
 

@@ -7,7 +7,6 @@ Not here: fixtures of a single subject; they live beside their tests.
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import signal
@@ -95,12 +94,6 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     node.workerinput[SEED] = node.config.getoption(SEED)
-
-
-def pytest_collection_finish() -> None:
-    """What stands in memory now stays there: nobody who collects garbage looks at it again."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from functools import wraps
+from inspect import cleandoc
 from typing import Any
 
 import click
@@ -32,7 +33,7 @@ class Described(click.Command):
     """Its docstring ends with examples, which its help has last, as they are written."""
 
     def __init__(self, name: str | None, help: str | None = None, **attributes: Any) -> None:  # noqa: A002
-        text, begin, examples = (help or "").partition("\n\nExamples:\n")
+        text, begin, examples = cleandoc(help or "").partition("\n\nExamples:\n")  # indented before 3.13
         if begin:
             parts = f"Examples:\n{examples}".split("\n\n")
             attributes["epilog"] = "\n\n".join(f"\b\n{part}" for part in parts)

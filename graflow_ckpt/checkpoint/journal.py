@@ -253,8 +253,8 @@ def _opened(records: Records, payload: bytes, session: str, epoch: int, offset: 
 
 def _plain(session: str, epoch: int) -> errors.UnsafeCheckpoint:
     return errors.UnsafeCheckpoint(
-        f"The journal of session {session} (epoch {epoch}) is not encrypted, and its store is: somebody else "
-        "wrote it.",
+        f"The journal of session {session} (epoch {epoch}) is not encrypted, and its store is: another "
+        "program wrote it.",
         hint="Resume from a checkpoint that you name: graflow-ckpt checkpoints list.",
         session=session,
         epoch=epoch,

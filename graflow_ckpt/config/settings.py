@@ -144,7 +144,7 @@ def _setting(default: Any, read: Callable[[Any], Any], allowed: str, *, secret: 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """What the commands of a fleet go by, and where each of it comes from."""
+    """The settings that commands of a fleet use, and the source of each."""
 
     redis_url: str = _setting("", _address, "an address such as redis://:PASSWORD@host:6379/0", secret=True)
     rq_url: str = _setting("", _address, "the address of a server of its own for RQ", secret=True)

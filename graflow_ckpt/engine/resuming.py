@@ -401,7 +401,7 @@ class Description:
 
     @property
     def known(self) -> Program:
-        """What `of` has returned, or was given."""
+        """The program that `of` has returned or was given."""
         assert self._made is not None
         return self._made
 

@@ -1,4 +1,4 @@
-"""What works on a session beside others: its cuts, what its tasks can ask of it, its token, and `execute`.
+"""A part in a session that others work on, too: its cuts, its host for tasks, its token, and `execute`.
 
 Bodies work on copies, so nothing is ever on loan: a cut is taken at once, by the worker that has
 committed the request, or by the first that finds that a policy is due.
@@ -385,8 +385,8 @@ class SharedExecution(Execution):
         ops = resuming.changes_of(self.graph, plan)
         if ops and (others := self.home.facts.workers()):
             raise errors.SessionBusy(
-                f"Tasks of session {state.session} are to run again with another program, and somebody "
-                f"works on it: {others[0]}.",
+                f"Tasks of session {state.session} are to run again with another program, and a worker "
+                f"runs it: {others[0]}.",
                 hint="Pause it and wait until its workers have left it.",
                 session=state.session,
                 owner=others[0],

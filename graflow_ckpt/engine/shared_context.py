@@ -218,7 +218,7 @@ def adopt_into(standing: Standing, session: str | None, to: Destination) -> Shar
     try:
         _write(standing, place, "rewind", {**_numbers(standing, home), **to.facts}, to.post)
     except errors.SessionBusy as error:
-        owner = ", ".join(home.facts.workers()) or "somebody"
+        owner = ", ".join(home.facts.workers()) or "another process"
         raise type(error)(
             f"Session {own} is not put back: {owner} works on it.",
             hint=error.hint,

@@ -105,7 +105,7 @@ def check_proof(cells: SealedCells, known: bytes | None, digest: str, starts: st
     if cells.open("the program", known or b"", "proof") != _words(digest, starts, store):
         raise UnsafeCheckpoint(
             f"The program {digest} is not that of this session: its seal is for another one.",
-            hint="Somebody without the key has changed what Redis keeps of the session.",
+            hint="A program without the key has changed what Redis keeps of the session.",
             digest=digest,
         )
 

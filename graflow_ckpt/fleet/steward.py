@@ -67,7 +67,7 @@ INIT = 3600.0  # seconds after which a submission that was not completed is clea
 _PAGE = 200
 _FREEZE = source("freeze")
 
-GONE = "its process is gone, and nobody saw how"
+GONE = "its process is gone, and no parent saw how"
 
 
 class FleetRepair:

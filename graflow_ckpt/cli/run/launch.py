@@ -30,7 +30,7 @@ UNSAVED = 74
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What was typed for a run. Where a field is None, or a setting is not there, the program decides."""
+    """The options typed for a run. Where a field is None, or a setting is not there, the program decides."""
 
     session: str | None = None
     workflow: str | None = None  # the one that the session belongs to

@@ -1,4 +1,4 @@
-"""What a session in Redis has beside values: counters, cold facts, owners, numbers of cuts, made tasks.
+"""The facts of a session in Redis, beside its values: counters, owners, numbers of cuts, made tasks.
 
 Who is no sender asks here, and knows none of its keys. Everything is as of now; an error says which session
 at which server cannot be read. Not here: commits and values (session.py), whole tables (tables.py).

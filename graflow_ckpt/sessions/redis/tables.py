@@ -87,7 +87,7 @@ def parse_line(session: str, line: Any) -> dict[str, str]:
 
 
 class Counters(NamedTuple):
-    """What is asked of a session most often."""
+    """The facts of a session that are asked for most often."""
 
     status: str
     steps: int

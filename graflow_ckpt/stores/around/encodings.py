@@ -191,7 +191,7 @@ class Metas:
         said, key_id = meta.get("encoding"), key_in(meta)
         if AEAD in self.store.encoding and not key_id:
             raise UnsafeCheckpoint(
-                f"Checkpoint {path} is not encrypted, and its store is: somebody else wrote it.",
+                f"Checkpoint {path} is not encrypted, and its store is: another program wrote it.",
                 hint="It is not opened. If you know where it comes from, name the store without encrypted+.",
                 path=path,
             )

@@ -405,7 +405,7 @@ class Fallback(Wrapper):
             if entry.epoch != epoch and session not in known:
                 known[session] = self.asked(partial(highest_epoch, self.inner, session, epoch))
             if known.get(session, 0) > entry.epoch:
-                self._refuse(entry, "somebody else has gone on with it")
+                self._refuse(entry, "another owner has continued it")
                 continue
             try:
                 self.asked(partial(self._put, entry, mine.remote if mine is not None else None))

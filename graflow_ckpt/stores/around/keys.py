@@ -238,7 +238,7 @@ def _check_owner(path: Path, found: os.stat_result, forbidden: int) -> None:
         can = "read" if found.st_mode & forbidden & 0o044 else "change"
         raise UnsafeCheckpoint(
             f"Others can {can} {path}, so what its key has sealed proves nothing.",
-            hint=f"If nobody has: chmod go= {path}. If in doubt, remove it: a new key is made, and"
+            hint=f"If no other user has: chmod go= {path}. If in doubt, remove it: a new key is made, and"
             " checkpoints sealed with the old one need graflow-ckpt trust PATH.",
             path=str(path),
         )

@@ -37,7 +37,7 @@ def test_nothing_is_run_again_while_somebody_works_on_it(redis_url: str) -> None
     holder = Holder(known, owner=json.dumps(asdict(myself())))
 
     changed = context_of(redis_url, named("a", 7), named("b"), named("c"), settings=Settings(changed="rerun"))
-    with pytest.raises(SessionBusy, match="somebody works on it: process") as busy:
+    with pytest.raises(SessionBusy, match="a worker runs it: process") as busy:
         changed.execute(max_steps=9)
     holder.leave()
 

@@ -358,7 +358,7 @@ def test_nothing_is_handed_over_to_a_session_with_which_somebody_has_gone_on(
     assert listed(store) == names(8, 7)
     assert waiting(store) == []
     assert listed(store.waits.refused) == names(1)
-    assert "somebody else has gone on with it" in caplog.text
+    assert "another owner has continued it" in caplog.text
 
 
 def test_an_owner_that_has_written_nothing_has_not_gone_on(

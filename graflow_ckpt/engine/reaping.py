@@ -20,7 +20,8 @@ from graflow_ckpt.links.processes import is_gone
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.redis.facts import RedisFacts
 from graflow_ckpt.sessions.redis.ops import Cells
-from graflow_ckpt.sessions.redis.session import PATIENCE, RedisSession
+from graflow_ckpt.sessions.redis.sender import PATIENCE
+from graflow_ckpt.sessions.redis.session import RedisSession
 
 log = logging.getLogger("graflow_ckpt.engine")
 

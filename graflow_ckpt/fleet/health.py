@@ -30,7 +30,8 @@ from graflow_ckpt.links.complaints import fact, translated
 from graflow_ckpt.links.processes import describe, is_gone, is_near, made_of, myself
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.redis.keys import CUT, RENEW, START, keys_of
-from graflow_ckpt.sessions.redis.session import RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.sender import new_nonce
+from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import frozen, read_state, write_state
 
 FRESH = 10.0
@@ -91,8 +92,7 @@ def sign(link: RedisLink, facts: PoolFacts) -> None:
     text = json.dumps(asdict(facts), separators=(",", ":"))
     client = link.client
     with translated(link.address):
-        seconds, micros = client.time()
-        now = seconds * 1000 + micros // 1000
+        now = int(link.now() * 1000)
         client.zadd(POOLS, {facts.pool: now})
         client.zremrangebyscore(POOLS, "-inf", now - _FORGOTTEN * 1000)
         client.set(pool_key(facts.pool), text, px=int(FRESH * 1000))
@@ -110,8 +110,7 @@ def pools(link: RedisLink) -> list[PoolFacts]:
     client = link.client
     found = []
     with asked(link, **{POOLS: "zset"}):
-        seconds, micros = client.time()
-        now = seconds + micros / 1e6
+        now = link.now()
         listed = client.zrange(POOLS, 0, -1, withscores=True)
         pipe = client.pipeline(transaction=False)
         for name, _ in listed:
@@ -210,7 +209,7 @@ def _live(link: RedisLink, session: str, left: list[str]) -> None:
             [("end", first.spec.key, first.number, "retry", 0.0, "E: trial"), ("claim", 1)]
         )
         worker.read("y")
-        link.script(RENEW)([key], [worker.token, worker.sender, _LEASE])
+        link.script(RENEW)([key], [worker.token, worker.sender.name, _LEASE])
         link.script(CUT)([key], ["path"])
         with frozen(link, session, 5.0):
             read_state(link, session, cells)

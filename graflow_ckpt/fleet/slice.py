@@ -37,7 +37,8 @@ from graflow_ckpt.links.complaints import readable, translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.protocol import MadeSoFar
 from graflow_ckpt.sessions.redis.keys import START, keys_of
-from graflow_ckpt.sessions.redis.session import PATIENCE, RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.sender import PATIENCE, new_nonce
+from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.stores.around.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.fleet")

@@ -164,6 +164,13 @@ class RedisLink:
         else:
             wire.close()
 
+    def now(self) -> float:
+        """Return the server's time: the clocks of machines differ."""
+        client: Any = self.client
+        with translated(self.address):
+            seconds, micros = client.time()
+        return float(seconds) + float(micros) / 1e6
+
     def patiently(self, ask: Callable[[], T], session: str, seconds: float) -> T:
         """Return the answer to something that changes nothing; ServerGone if none comes in so many seconds.
 

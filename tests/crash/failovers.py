@@ -30,8 +30,10 @@ from graflow_ckpt.core.facts import RESULT, Claim, Op
 from graflow_ckpt.engine.reaping import release
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.redis.keys import CREATE, START, keys_of, whole
-from graflow_ckpt.sessions.redis.session import AttemptReader, RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.sender import new_nonce
+from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import read_state
+from graflow_ckpt.sessions.redis.values import AttemptReader
 from tests.crash.histories import Found, asked
 from tests.servers import Server
 from tests.stretch import until
@@ -72,7 +74,7 @@ class Client:
         pool.connection_kwargs.update(host=server.host, port=server.port)
         pool.disconnect()
         pool.reset()
-        wire: Any = self.session._wire if self.session is not None else None
+        wire: Any = self.session.sender._wire if self.session is not None else None
         if wire is not None and wire._connection is not None:
             with suppress(OSError):  # the server has gone, and it has noticed
                 wire._connection._sock.shutdown(2)

@@ -19,7 +19,7 @@ from graflow_ckpt.links.processes import named, owner_from
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.redis.keys import CUT, START, head_of, keys_of, notes_what_is_made
 from graflow_ckpt.sessions.redis.ops import Arg, Cells, spec_of
-from graflow_ckpt.sessions.redis.session import new_nonce
+from graflow_ckpt.sessions.redis.sender import new_nonce
 from graflow_ckpt.sessions.redis.tables import gone, read_line
 
 POLICY_LOCK = 30_000
@@ -47,10 +47,6 @@ class RedisFacts:
         """Yield the client, a redis.Redis, whose types allow a coroutine."""
         with translated(self.link.address), readable(self.session, self.link.address):
             yield self.link.client
-
-    def _now(self, client: Any) -> float:
-        seconds, micros = client.time()
-        return float(seconds) + float(micros) / 1e6
 
     # --- counters and cold facts -------------------------------------------------------
 
@@ -122,7 +118,7 @@ class RedisFacts:
         """Return who has begun on its tokens."""
         with self._asked() as client:
             owners: dict[bytes, bytes] = client.hgetall(f"{self._prefix}own")
-            now = self._now(client)
+            now = self.link.now()
             leases = dict(client.zrange(f"{self._prefix}tok", 0, -1, withscores=True))
             return [
                 Holder(
@@ -182,7 +178,7 @@ class SharedFacts(RedisFacts):
         """Return the step of the last cut, and the seconds since then, or since the session began."""
         with self._asked() as client:
             steps, at, made = client.hmget(f"{self._prefix}h", "cut_steps", "cut_at", "created")
-            now = self._now(client)
+            now = self.link.now()
             return int(steps or 0), now - float(at or made or now)
 
     @contextmanager

@@ -14,7 +14,8 @@ from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.sessions.redis.keys import START, keys_of
-from graflow_ckpt.sessions.redis.session import RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.sender import new_nonce
+from graflow_ckpt.sessions.redis.session import RedisSession
 
 
 def bag(client: Client, session: str, tasks: int = 3, **options: Any) -> Handle:

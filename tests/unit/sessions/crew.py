@@ -16,7 +16,7 @@ from graflow_ckpt.core.facts import Claim, Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.redis.keys import RENEW, START, STEP, keys_of
-from graflow_ckpt.sessions.redis.session import new_nonce
+from graflow_ckpt.sessions.redis.sender import new_nonce
 from graflow_ckpt.sessions.redis.tables import FIELDS, write_state
 from tests.unit.sessions.moves import Chooser
 from tests.unit.sessions.pair import ENDS, SESSION, Plain, Recorded
@@ -128,7 +128,7 @@ class Crew:
     def commit(self, sender: Recorded, ops: list[Op], mode: str = "", *, lose: bool = False) -> list[Claim]:
         """And post the tokens that it has to carry, unless the sender dies before it can."""
         before = self.peek().unbegun
-        sender.stamp = repr(self.now)
+        sender.sender.stamp = repr(self.now)
         sender.emitted.clear()
         claims = sender.commit(ops, mode)
         after = self.peek().unbegun
@@ -215,7 +215,7 @@ class Crew:
         """What the keepers of those that are alive do."""
         found = self.peek()
         for worker in [worker for worker in self.workers if worker.alive]:
-            words = [worker.token, worker.session.sender, int(LEASE * 1000), int(self.now * 1000)]
+            words = [worker.token, worker.session.sender.name, int(LEASE * 1000), int(self.now * 1000)]
             said = self._renew([self._key], words)
             assert said.decode() == (found.status if worker.token in found.leases else "fenced")
 

@@ -21,7 +21,8 @@ from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.redis.keys import START, keys_of
 from graflow_ckpt.sessions.redis.ops import REF, arguments, strictly
-from graflow_ckpt.sessions.redis.session import RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.sender import new_nonce
+from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import read_state, write_state
 from tests.unit.core.histories import dump
 from tests.unit.sessions.moves import NAMES, SCENES, TASKS, Chooser, in_one_queue, tags, transition, turn
@@ -65,18 +66,24 @@ class Recorded(RedisSession):
     sent: tuple[Any, ...] = ()
     reply: Any = None
 
-    def _send(self, script: Any, args: Any, ops: Any = None) -> Any:
-        reply = super()._send(script, args, ops)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._call, self.sender._call = self.sender._call, self._recorded  # type: ignore[method-assign]
+
+    def _recorded(self, script: Any, args: Any, seen: Any) -> Any:
+        reply = self._call(script, args, seen)
         if script is self._step:
-            self.sent, self.reply = (script, (self._key,), args), reply
+            self.sent, self.reply = (script, (keys_of(self.id) + "c",), args), reply
         return reply
 
     def send_again(self, nonce: str = "", follows: str | None = None) -> Any:
         """The same request once more, or one of another nonce, or one that follows another one."""
         script, keys, args = self.sent
         follows = args[4] if follows is None else follows
-        assert self._wire is not None
-        return self._wire.call(script, keys, [args[0], nonce or args[1], *args[2:4], follows, *args[5:]])
+        assert self.sender._wire is not None
+        return self.sender._wire.call(
+            script, keys, [args[0], nonce or args[1], *args[2:4], follows, *args[5:]]
+        )
 
 
 class Pair:
@@ -135,7 +142,7 @@ class Pair:
         before = dump(state)
         sent = self.in_bundles([self.based(op) for op in ops], sender.held)
         claims = apply(state, ops, self.now)
-        sender.stamp = repr(self.now)
+        sender.sender.stamp = repr(self.now)
         found = sender.commit([*ignored, *sent], mode)
         assert found == claims
         assert (sender.status, sender.steps) == (state.status, state.steps)
@@ -161,7 +168,7 @@ class Pair:
             apply(self.state, ops, self.now)
         sender = self.senders[at]
         if not sender.retired:
-            sender.stamp = repr(self.now)
+            sender.sender.stamp = repr(self.now)
             with pytest.raises(error):
                 sender.commit([self.based(op) for op in ops])
             assert sender.broken is None
@@ -250,9 +257,9 @@ class Pair:
                 sender.commit([("put", value, b"\x05", b"%d_%b" % (version, others.encode()))])
             args = strictly(arguments([("claim", 0)], Plain(), self.queue), [(value, b"%d_x_1" % version)])
             script, keys, words = sender.sent
-            assert sender._wire is not None
-            found = sender._wire.call(
-                script, keys, [words[0], f"1_{number}9_{name}", *words[2:4], sender._follows, *args]
+            assert sender.sender._wire is not None
+            found = sender.sender._wire.call(
+                script, keys, [words[0], f"1_{number}9_{name}", *words[2:4], sender.sender.follows, *args]
             )
             assert found == [b"stale", value.encode()]
         assert dump(self.state) == before

@@ -14,9 +14,10 @@ from graflow_ckpt.core.errors import Fenced, SessionError, WriteConflict
 from graflow_ckpt.core.facts import Claim
 from graflow_ckpt.fleet.handle import Changes
 from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.sessions.redis import session as sessions
+from graflow_ckpt.sessions.redis import sender as senders
 from graflow_ckpt.sessions.redis.keys import CREATE, RENEW, START
-from graflow_ckpt.sessions.redis.session import RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.sender import new_nonce
+from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import read_state, write_state
 from tests.proxy import Proxy
 from tests.servers import Server
@@ -92,8 +93,8 @@ def test_a_token_from_before_is_that_of_who_began_on_it_in_the_kept_history(link
 
     with pytest.raises(Fenced):
         lost.commit([("claim", 1)])
-    assert link.script(RENEW)([KEY], [token, lost.sender, 15_000]) == b"fenced"
-    assert link.script(RENEW)([KEY], [token, rightful.sender, 15_000]) == b"running"
+    assert link.script(RENEW)([KEY], [token, lost.sender.name, 15_000]) == b"fenced"
+    assert link.script(RENEW)([KEY], [token, rightful.sender.name, 15_000]) == b"running"
     assert claimed(rightful).spec.task_id == "a"
 
 
@@ -233,7 +234,7 @@ def test_who_was_stopped_within_a_retry_for_longer_than_is_remembered_does_it_on
     create(link)
     with Proxy(redis_server) as proxy, closing(open_link(proxy.url)) as far:
         outside = RedisSession(far, SESSION, Plain())
-        before, calls = sessions.time(), []
+        before, calls = senders.time(), []
 
         def clock() -> float:
             calls.append(1)
@@ -242,7 +243,7 @@ def test_who_was_stopped_within_a_retry_for_longer_than_is_remembered_does_it_on
             link.client.delete(f"{KEY[:-1]}x:{outside.token}")  # as it does after ten minutes
             return before + 601
 
-        monkeypatch.setattr(sessions, "time", clock)
+        monkeypatch.setattr(senders, "time", clock)
         proxy.drop_next_reply(b"append-once")
 
         with pytest.raises(SessionError, match="may be committed, or not"):

@@ -26,8 +26,10 @@ from graflow_ckpt.core.facts import RESULT, Cell, Claim, Op, TaskSpec
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.redis.keys import START, keys_of
-from graflow_ckpt.sessions.redis.session import AttemptReader, RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.sender import new_nonce
+from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import frozen, read_state, write_state
+from graflow_ckpt.sessions.redis.values import AttemptReader
 from tests.proxy import Proxy
 from tests.servers import Server
 from tests.unit.sessions.pair import SESSION, Plain, facts
@@ -172,7 +174,7 @@ def test_a_server_that_stays_away_is_given_up_and_nothing_more_is_committed(
 ) -> None:
     create(far, enqueue())
     session = join(far)
-    session.patience = 0
+    session.sender.patience = 0
     proxy.refuse()
 
     with pytest.raises(ServerGone):
@@ -188,7 +190,7 @@ def test_after_an_interrupt_nothing_more_is_committed(
     create(link, enqueue())
     session = join(link)
     session.commit([])
-    wire = session._wire
+    wire = session.sender._wire
     assert wire is not None
 
     def interrupted(*args: object) -> None:
@@ -208,7 +210,7 @@ def test_a_server_without_room_does_all_of_a_commit_or_nothing(
 ) -> None:
     create(server_link, enqueue("a"), enqueue("b"))
     session = join(server_link)
-    session.patience = 0
+    session.sender.patience = 0
     (first,) = session.commit([("claim", 1)])
     before = facts(state(server_link))
     redis_server.ask("CONFIG", "SET", "maxmemory", "1")
@@ -303,7 +305,7 @@ def test_a_late_result_of_an_attempt_that_is_over_costs_the_token_nothing(link: 
 def test_a_frozen_session_is_waited_for(server_link: RedisLink, redis_url: str) -> None:
     create(server_link, enqueue())
     session, hasty = join(server_link), RedisSession(server_link, SESSION, Plain())
-    hasty.patience = 0
+    hasty.sender.patience = 0
     with ThreadPoolExecutor(1) as threads:
         with frozen(server_link, SESSION):
             with pytest.raises(SessionBusy):
@@ -326,7 +328,7 @@ def test_waiting_for_a_thaw_takes_nothing_off_the_patience_for_a_server(
 ) -> None:
     create(server_link, enqueue())
     session = join(far)
-    session.patience = 0.3
+    session.sender.patience = 0.3
     session.read("x")  # opens its wire
 
     def cut_and_wait() -> None:
@@ -350,17 +352,17 @@ def test_waiting_for_a_thaw_takes_nothing_off_the_patience_for_a_server(
 def test_a_freeze_whose_maker_has_died_is_over_in_its_time(link: RedisLink) -> None:
     create(link, enqueue())
     session = join(link)
-    session.patience = 0
-    session.stamp = "1000000000.0"
+    session.sender.patience = 0
+    session.sender.stamp = "1000000000.0"
     with frozen(link, SESSION, 5.0):
         until = float(link.client.hget(keys_of(SESSION) + "h", "frozen") or 0)
         with pytest.raises(SessionBusy):
             session.commit([("claim", 1)])
-        session.stamp = repr(until + 1)
+        session.sender.stamp = repr(until + 1)
 
         assert len(session.commit([("claim", 1)])) == 1
 
-    session.stamp = repr(until - 1)
+    session.sender.stamp = repr(until - 1)
     session.commit([("claim", 0)])
 
 
@@ -438,7 +440,7 @@ class Picky(Plain):
 def test_a_spec_that_cannot_be_opened_is_set_aside_and_the_session_pauses(link: RedisLink) -> None:
     create(link, enqueue("a"), enqueue("bad", b"sealed"), enqueue("c"))
     session = join(link)
-    picky = RedisSession(link, SESSION, Picky(), session.token, session._follows, queue="default")
+    picky = RedisSession(link, SESSION, Picky(), session.token, session.sender.follows, queue="default")
 
     claims = picky.commit([("claim", 3)])
 

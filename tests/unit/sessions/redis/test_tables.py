@@ -19,7 +19,8 @@ from graflow_ckpt.links.wire import Script
 from graflow_ckpt.sessions.redis import tables
 from graflow_ckpt.sessions.redis.keys import START, keys_of
 from graflow_ckpt.sessions.redis.ops import arguments, claim_of, spec_of, turn
-from graflow_ckpt.sessions.redis.session import RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.sender import new_nonce
+from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import frozen, read_paged, read_state, spec_bytes, write_state
 from tests.unit.sessions.moves import TASKS, Drawn, transition
 from tests.unit.sessions.pair import SESSION, Plain, facts

@@ -45,9 +45,6 @@ FACADES: dict[str, str] = {
 }
 """Classes that may be large, and why: a user holds one object, or reads one value."""
 
-BY_NAME: frozenset[tuple[str, ...]] = frozenset({("stores", "drivers")})
-"""Folders whose folders have files of the same names on purpose: there a file is found by its name."""
-
 SLIVER, FOLDER, FILE, FUNCTION, ATTRIBUTES, METHODS = 120, 20, 600, 50, 15, 20
 SIBLINGS, RUN, LITERAL = 3, 8, 60
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -116,14 +113,10 @@ class House:
 def slivers(house: House) -> list[str]:
     """Slivers: modules up to 120 lines with one importer
 
-    Which is in the same folder, and is not its pair: `x.py` and `_x.py`. Imports for typing count. Apart:
-    what has its name also in a folder beside, in a folder of those BY_NAME.
+    Which is in the same folder, and is not its pair: `x.py` and `_x.py`. Imports for typing count.
     """
     found = []
-    stems = Counter((m.folder[:-1], m.stem) for m in house.modules if m.folder[:-1] in BY_NAME)
     for module in (m for m in house.modules if m.stem != "__init__" and len(m.lines) <= SLIVER):
-        if stems[module.folder[:-1], module.stem] > 1:
-            continue
         others = [house.by_name[name] for name in house.importers(module.name)]
         beside = [other for other in others if other.folder == module.folder]
         if len(others) == len(beside) == 1 and module.stem.lstrip("_") != others[0].stem.lstrip("_"):

@@ -34,7 +34,7 @@ from graflow_ckpt.engine.adopt import adopt, standing_at
 from graflow_ckpt.stores import lease as leases
 from graflow_ckpt.stores import open_store, streams
 from graflow_ckpt.stores.drivers.objects import bucket as objects_bucket
-from graflow_ckpt.stores.drivers.objects.driver import ObjectsDriver
+from graflow_ckpt.stores.drivers.objects.store import ObjectsDriver
 from graflow_ckpt.stores.drivers.postgres import link as postgres_link
 from graflow_ckpt.stores.drivers.postgres.driver import PostgresDriver
 from graflow_ckpt.stores.drivers.postgres.link import Link

@@ -27,7 +27,7 @@ from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.drivers.postgres.link import Link
 from graflow_ckpt.stores.drivers.postgres.names import parse
 from graflow_ckpt.stores.drivers.postgres.schema import Schema, migrations
-from graflow_ckpt.stores.drivers.sqlite import schema as sqlite_schema
+from graflow_ckpt.stores.drivers.sqlite import file as sqlite_file
 from tests.crash.doomed import NAMES, REFUSED, SESSION, Doomed, saved
 from tests.crash.ways import FAR, Way, far, fill, own_name, parts, whole
 from tests.golden import layouts, make
@@ -309,8 +309,8 @@ def test_a_sqlite_database_whose_upgrade_is_killed_has_the_one_version_or_the_ot
             break
         assert status == -signal.SIGKILL
 
-    assert (versions[0], versions[-1]) == (1 if "1" in begins else 0, sqlite_schema.VERSION)
-    assert len(versions) > (10 if versions[0] < sqlite_schema.VERSION else 2)
+    assert (versions[0], versions[-1]) == (1 if "1" in begins else 0, sqlite_file.VERSION)
+    assert len(versions) > (10 if versions[0] < sqlite_file.VERSION else 2)
 
 
 def tables_of_a_new_one(folder: Path) -> tuple[int, list[tuple[str, str]]]:

@@ -121,14 +121,6 @@ BROKEN: list[tuple[Callable[[House], list[str]], Files, list[str]]] = [
 SOUND: list[tuple[Callable[[House], list[str]], Files]] = [
     (house.folders, {f"core/m{n}.py": "" for n in range(20)} | {"core/__init__.py": ""}),
     (
-        house.slivers,  # found by their names
-        {
-            "stores/drivers/near/driver.py": "",
-            "stores/drivers/near/store.py": "from graflow_ckpt.stores.drivers.near import driver\n",
-            "stores/drivers/far/driver.py": "",
-        },
-    ),
-    (
         house.slivers,  # a pair, two importers, one in another folder, one that is long
         {
             "cli/plan.py": "from graflow_ckpt.cli import _plan, many\n",

@@ -1,4 +1,4 @@
-"""What sends the transitions of a session, one after another: each is one script that does all or nothing.
+"""A sender of transitions, one after another: each is one script that does all or nothing.
 
 Promise: what was answered has been applied once, also if a reply was lost on the way: the same transition
 is sent again under its nonce, and answered from the record. A server that is away is waited for.

@@ -25,8 +25,7 @@ from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores import lease as leases
 from graflow_ckpt.stores.driver import Driver, Put
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
-from graflow_ckpt.stores.drivers.objects.driver import ObjectsDriver
-from graflow_ckpt.stores.drivers.objects.store import ObjectStore
+from graflow_ckpt.stores.drivers.objects.store import ObjectsDriver, ObjectStore
 from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
 from graflow_ckpt.stores.drivers.redis.store import RedisStore
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore

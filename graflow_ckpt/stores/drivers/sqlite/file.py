@@ -9,14 +9,20 @@ to do.
 The file is opened by SQLite alone: POSIX takes all locks of a process off a file as soon as that process
 closes any descriptor of it.
 
+    things   key, tag, at, size, and the bytes: here, or, if they are large, in `large` by number
+             of a meta also number (the order of commits), session, workflow and status
+
+Promise: a database is made whole or not at all, however many processes try at once; one of a later version,
+or of another program, is not touched.
+
 Forks: SQLite notes in the memory of a process which locks that has on a file, and a child's copy of the
 notes is wrong: the locks stay with the parent. A connection that a child opens would be taken for one
 beside those of the parent and lock nothing, so that the parent's last one deletes the log while the
 child commits to it.
 Promise: all idle connections are closed before a fork, so that a child opens a file like any other process.
 If one is still used then, by another thread, the child is refused that file, by name.
-Not here: forks of C code without Python's hooks; what is in the tables (schema.py), and file systems
-that several machines share: WAL is for processes of one.
+Not here: forks of C code without Python's hooks, and file systems that several machines share: WAL is for
+processes of one.
 """
 
 from __future__ import annotations
@@ -36,8 +42,13 @@ from functools import partial
 from typing import Final, Literal, TypeVar
 from urllib.parse import quote
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, PackageMissing, SaveOutcomeUnknown
-from graflow_ckpt.stores.drivers.sqlite import schema as sqlite_schema
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    PackageMissing,
+    SaveOutcomeUnknown,
+    SchemaUnsupported,
+)
 from graflow_ckpt.stores.files.disk import Disk
 from graflow_ckpt.stores.files.disk import refusing as refusing_system
 from graflow_ckpt.stores.files.trio import make_folders
@@ -383,7 +394,7 @@ class Database:
         execute("PRAGMA trusted_schema = OFF")  # else a writer of the file could call functions in it
         execute("PRAGMA cache_size = -8192")
         if kind == "read":
-            return not sqlite_schema.is_empty(connection)
+            return not is_empty(connection)
         execute(f"PRAGMA wal_autocheckpoint = {_LOG}")
         execute("PRAGMA secure_delete = OFF")  # it would write what is to be forgotten once more
         execute("PRAGMA fullfsync = ON")  # macOS: see disk.py
@@ -394,8 +405,8 @@ class Database:
 
     def _prepare(self, connection: FileConnection) -> None:
         execute = connection.execute
-        current = sqlite_schema.is_current(connection)
-        if not current and os.path.islink(self.file) and sqlite_schema.is_empty(connection):
+        current = is_current(connection)
+        if not current and os.path.islink(self.file) and is_empty(connection):
             raise CheckpointError(
                 "It is a symbolic link to a file that is no database yet.", hint="Name that file itself."
             )
@@ -410,7 +421,7 @@ class Database:
         if not current:
             execute("BEGIN IMMEDIATE")
             try:
-                sqlite_schema.upgrade(connection)
+                upgrade(connection)
                 execute("COMMIT")
             except BaseException:
                 connection.rollback()
@@ -482,3 +493,69 @@ def _check_version() -> None:
             f"This Python has SQLite {sqlite3.sqlite_version}; a store needs 3.37 or newer.",
             hint="Use a Python that was built with a newer one, or checkpoints in a folder.",
         )
+
+
+# --- the tables ---------------------------------------------------------------------------
+
+
+_APPLICATION = 0x47434B50  # "GCKP"
+_STEPS = (
+    """
+    CREATE TABLE things (
+        key TEXT PRIMARY KEY,
+        tag TEXT NOT NULL,
+        at REAL NOT NULL,
+        size INTEGER NOT NULL,
+        data BLOB,
+        large INTEGER,
+        number INTEGER,
+        session TEXT,
+        workflow TEXT,
+        status TEXT
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE large (id INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
+    CREATE INDEX things_number ON things (number) WHERE number IS NOT NULL;
+    CREATE INDEX things_session ON things (session, number) WHERE number IS NOT NULL;
+    CREATE INDEX things_workflow ON things (workflow, number) WHERE number IS NOT NULL;
+    CREATE INDEX things_status ON things (status, number) WHERE number IS NOT NULL;
+    """,
+)
+VERSION = len(_STEPS)
+
+
+def is_empty(connection: sqlite3.Connection) -> bool:
+    """Return whether nothing has been made in it yet. Refuse what is not ours to use."""
+    # first, since the tables and the two numbers come with one commit, which can be made just now
+    empty = connection.execute("SELECT NOT EXISTS (SELECT 1 FROM sqlite_master)").fetchone()[0]
+    application, version = _number(connection, "application_id"), _number(connection, "user_version")
+    if empty and application in (0, _APPLICATION):
+        return True
+    if application != _APPLICATION:
+        raise CheckpointError(
+            "It is the database of another program.", hint="Give another file: sqlite:///checkpoints.db."
+        )
+    if version > VERSION:
+        raise SchemaUnsupported(
+            f"It was written by a later version of this package (schema {version}, here {VERSION}).",
+            hint="Install that version, or a later one.",
+        )
+    return False
+
+
+def is_current(connection: sqlite3.Connection) -> bool:
+    return not is_empty(connection) and _number(connection, "user_version") == VERSION
+
+
+def upgrade(connection: sqlite3.Connection) -> None:
+    """Bring it to this version. Within a transaction that the caller has begun and commits."""
+    done = 0 if is_empty(connection) else _number(connection, "user_version")
+    for step in _STEPS[done:]:
+        for statement in step.split(";"):
+            if statement.strip():
+                connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _number(connection: sqlite3.Connection, pragma: str) -> int:
+    return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])

@@ -14,9 +14,8 @@ from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import Sink
 from graflow_ckpt.stores.drivers.objects import bucket as objects_bucket
 from graflow_ckpt.stores.drivers.objects.bucket import Bucket, shown
-from graflow_ckpt.stores.drivers.objects.driver import ObjectsDriver
 from graflow_ckpt.stores.drivers.objects.names import is_objects, place_of, split
-from graflow_ckpt.stores.drivers.objects.store import ObjectStore, checked
+from graflow_ckpt.stores.drivers.objects.store import ObjectsDriver, ObjectStore, checked
 from tests.object_servers import ObjectServer
 from tests.proxy import Proxy
 from tests.trios import all_of, content, held, put_holding

@@ -15,7 +15,7 @@ from subprocess import PIPE
 import pytest
 
 from graflow_ckpt.core import errors
-from graflow_ckpt.stores.drivers.sqlite import schema as sqlite_schema
+from graflow_ckpt.stores.drivers.sqlite import file as sqlite_file
 from graflow_ckpt.stores.drivers.sqlite.file import Database, refusal
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.testing.drivers import at_once
@@ -76,7 +76,7 @@ def test_a_database_whose_maker_died_is_made_by_the_next_one(store: SqliteStore,
             connection.execute("PRAGMA journal_mode = WAL")
             if left == "tables":
                 connection.execute("BEGIN IMMEDIATE")
-                sqlite_schema.upgrade(connection)
+                sqlite_file.upgrade(connection)
                 connection.execute("ROLLBACK")
     assert (list(store.list()), store.owner("s")) == ([], None)
 
@@ -134,7 +134,7 @@ def test_a_database_of_a_later_version_is_not_touched(store: SqliteStore) -> Non
     put(store, "best", "one")
     store.close()
     with closing(sqlite3.connect(store.file)) as connection, connection:
-        connection.execute(f"PRAGMA user_version = {sqlite_schema.VERSION + 1}")
+        connection.execute(f"PRAGMA user_version = {sqlite_file.VERSION + 1}")
 
     for call in (store.probe, lambda: list(store.list())):
         with pytest.raises(errors.SchemaUnsupported, match="later version"):
@@ -147,17 +147,17 @@ def test_a_database_of_an_earlier_version_is_brought_to_this_one_whole_or_not_at
     put(store, "best", "one")
     store.close()
     step = "CREATE TABLE more (x INTEGER) STRICT; CREATE INDEX more_x ON more (x)"
-    monkeypatch.setattr(sqlite_schema, "VERSION", sqlite_schema.VERSION + 1)
-    monkeypatch.setattr(sqlite_schema, "_STEPS", (*sqlite_schema._STEPS, f"{step}; CREATE TABLE more (x)"))
+    monkeypatch.setattr(sqlite_file, "VERSION", sqlite_file.VERSION + 1)
+    monkeypatch.setattr(sqlite_file, "_STEPS", (*sqlite_file._STEPS, f"{step}; CREATE TABLE more (x)"))
     with pytest.raises(errors.CheckpointError, match="already exists"):
         store.probe()
-    monkeypatch.setattr(sqlite_schema, "_STEPS", (*sqlite_schema._STEPS[:-1], step))
+    monkeypatch.setattr(sqlite_file, "_STEPS", (*sqlite_file._STEPS[:-1], step))
 
     at_once([SqliteStore(store.url).probe for _ in range(4)])
 
     assert read(store, f"{store.folder}/best")[0] == "one"
     with closing(sqlite3.connect(store.file)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (sqlite_schema.VERSION,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (sqlite_file.VERSION,)
         assert connection.execute("SELECT count(*) FROM more").fetchone() == (0,)
 
 

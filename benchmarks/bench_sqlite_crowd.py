@@ -22,6 +22,7 @@ from benchmarks.harness import AtLeast, AtMost, Case, Run
 from graflow_ckpt.stores.driver import Put, Row
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.head import Head, HeadRecord, chunk_keys, head_key, meta_key, new_mark
+from graflow_ckpt.stores.keyed import KeyedStore
 from graflow_ckpt.stores.names import Collected
 
 NAME = "sqlite_crowd"
@@ -31,11 +32,16 @@ KEPT = 10  # of those
 
 @cache
 def crowd(folder: Path, count: int) -> Path:
-    """A database of that many checkpoints of 4 kB: each with its meta, its row and its chunk, and each
-    session with its head."""
     file = folder / "crowd.db"
     store = SqliteStore(file)
     store.probe()
+    fill(store, count)
+    store.close()
+    return file
+
+
+def fill(store: KeyedStore, count: int) -> None:
+    """Put that many checkpoints of 4 kB, each with its meta, row and chunk, each session with its head."""
     order = [number % (count // EACH) for number in range(count)]
     random.Random(7).shuffle(order)
     heads: dict[int, Head] = {}
@@ -57,8 +63,6 @@ def crowd(folder: Path, count: int) -> Path:
     puts += [Put(head_key(f"s{session}"), head.encode()) for session, head in heads.items()]
     for at in range(0, len(puts), 10_000):
         assert store.driver.batch(puts[at : at + 10_000])
-    store.close()
-    return file
 
 
 def lists(run: Run) -> None:
@@ -96,12 +100,12 @@ def first_of_all(run: Run) -> None:
     store.close()
 
 
-def old_ones(store: SqliteStore) -> list[str]:
+def old_ones(store: KeyedStore, kept: int = KEPT) -> list[str]:
     """All but the newest of each session, session by session, as retention finds them."""
     sessions: dict[str, list[str]] = {}
     for path, _ in store.list():
         sessions.setdefault(path.rpartition("/")[2].split("_step_")[0], []).append(path)
-    return [path for own in sessions.values() for path in own[KEPT:]]
+    return [path for own in sessions.values() for path in own[kept:]]
 
 
 def pruned(run: Run) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Steering: sessions of a fleet are paused, cancelled, resumed, and deleted; failed tasks run again.
+"""Steering: sessions of a fleet are submitted, paused, cancelled, resumed, deleted; failed tasks run again.
 
 What a verb cannot do to a session in its state is an error, except where it is already what the verb
 would make of it.
@@ -7,15 +7,79 @@ would make of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import click
 
 from graflow_ckpt.cli import words
-from graflow_ckpt.cli.client import FINISHED, session_at, shortened
-from graflow_ckpt.cli.terminal import Document
-from graflow_ckpt.core.errors import KeyTaken, SessionBusy, SessionDamaged, SessionError
+from graflow_ckpt.cli.client import FINISHED, document, session_at, shortened
+from graflow_ckpt.cli.run.dry_run import reached_by
+from graflow_ckpt.cli.terminal import Document, Manner
+from graflow_ckpt.core.errors import (
+    GraphError,
+    KeyTaken,
+    SessionBusy,
+    SessionDamaged,
+    SessionError,
+    SessionExists,
+)
+from graflow_ckpt.fleet.accepting import Terms
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.status import UNKNOWN, Failure, Status, failures, read_all
+from graflow_ckpt.frontends.dsl import Workflow
+from graflow_ckpt.frontends.overrides import Planned, overrides
+
+
+def submitted(
+    manner: Manner, client: Client, target: str, arguments: Sequence[str], terms: Terms,
+    inputs: Mapping[str, Any], *, quiet: bool,
+) -> Handle:  # fmt: skip
+    """Make the graph of a program a session of a fleet, which has accepted it when this returns.
+
+    What the program would have given the workflow (start, inputs, its session id) counts, where the command
+    line does not say otherwise. The id is printed, and nothing but it; `quiet`: not even that.
+    """
+    reached = _submitted(target, arguments)
+    workflow: Workflow = reached.workflow
+    terms = replace(
+        terms, session=terms.session or workflow.wanted_session, ledger=workflow.ledger,
+        max_steps=terms.max_steps if terms.max_steps is not None else reached.max_steps,
+    )  # fmt: skip
+    inputs = {**reached.inputs, **inputs}
+    try:
+        handle = client.submit(workflow.graph, workflow.settings, reached.starts, inputs, terms)
+    except SessionExists as error:
+        error.hint = "Give another id (--session), or use that one (--existing return)."
+        raise
+    status = handle.status()
+    if quiet:
+        manner.note(f"session {handle.session} ({status.workflow}) at {client.link.address}: {status.status}")
+    elif manner.json:
+        manner.document(document(status, client.link.address))
+    else:
+        follow = words.fleet_command("wait", handle.session)
+        manner.note(f"{status.workflow} at {client.link.address}: {status.status}; follow it: {follow}")
+        click.echo(handle.session)
+    return handle
+
+
+def _submitted(target: str, arguments: Sequence[str]) -> Planned:
+    """Return where the program would have run a workflow; of one that only writes it down, the only one."""
+    reached, status = reached_by(target, arguments)
+    if reached is not None:
+        return reached
+    if status not in (None, 0):
+        raise GraphError(f"{target} ended with status {status} before it executed a workflow.")
+    met: list[Workflow] = list(overrides.met)
+    if len(met) != 1:
+        names = ", ".join(sorted({workflow.name for workflow in met})) or "none"
+        raise GraphError(
+            f"{target} executes no workflow, and has {'several' if met else 'none'} (it has: {names}).",
+            hint="Call execute() of the one that is meant, or: graflow-ckpt submit MODULE:WORKFLOW.",
+        )
+    return Planned(met[0], tuple(met[0].graph.roots()))
 
 
 def paused(handle: Handle, reason: str) -> Status:

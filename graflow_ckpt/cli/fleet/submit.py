@@ -55,5 +55,5 @@ def command(
         raise click.UsageError("--timeout is for --wait.")
     terms = lazy.accepting.Terms(**{name: value for name, value in said.items() if value is not None})
     client = lazy.client.client_of(manner, key=True)
-    handle = lazy.dry_run.submit(manner, client, target, arguments, terms, inputs, quiet=waits)
+    handle = lazy.control.submitted(manner, client, target, arguments, terms, inputs, quiet=waits)
     return lazy.waiting.wait(manner, handle, timeout, progress=progress) if waits else 0

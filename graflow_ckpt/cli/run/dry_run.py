@@ -1,37 +1,28 @@
 """Planning: the graph of a program that is run until it would execute a workflow. No task is run.
 
-Compared with a session's saved tasks it is a plan; submitted it is a session of a fleet.
+Compared with a session's saved tasks it is a plan; `fleet/control.py` submits it to a fleet.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-import click
+from dataclasses import dataclass
 
 from graflow_ckpt.checkpoint.program.plan import HINT, Plan, make_plan
 from graflow_ckpt.checkpoint.program.program import CurrentTask, saved_tasks
-from graflow_ckpt.cli import lazy, words
+from graflow_ckpt.cli import words
 from graflow_ckpt.cli.locate import Place, ProgramOrigin, standing, status_now
 from graflow_ckpt.cli.run import program
-from graflow_ckpt.cli.terminal import Document, Manner
-from graflow_ckpt.core.errors import GraphError, SessionExists
+from graflow_ckpt.cli.terminal import Document
+from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.resuming import Basis, plan_for
 from graflow_ckpt.engine.settings import Changed, Durability, Settings
-from graflow_ckpt.frontends.dsl import Workflow
 from graflow_ckpt.frontends.overrides import Planned, overrides
-
-if TYPE_CHECKING:
-    from graflow_ckpt.fleet.accepting import Terms
-    from graflow_ckpt.fleet.client import Client
-    from graflow_ckpt.fleet.handle import Handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +97,7 @@ def planned(place: Place, origin: ProgramOrigin, changed: Changed | None) -> Dry
 def graph_of(origin: ProgramOrigin, workflow: str) -> TaskGraph:
     """Return the graph of a program, which is run until it would execute the workflow."""
     with overrides.for_one_program(only=workflow, target=workflow):
-        reached, status = _reached(origin.target, origin.arguments, origin.called)
+        reached, status = reached_by(origin.target, origin.arguments, origin.called)
     if reached is not None:
         graph: TaskGraph = reached.workflow.graph
         return graph
@@ -118,7 +109,7 @@ def graph_of(origin: ProgramOrigin, workflow: str) -> TaskGraph:
     )
 
 
-def _reached(
+def reached_by(
     target: str, arguments: Sequence[str], called: str | None = None
 ) -> tuple[Planned | None, int | None]:
     """Return where a program would have run a workflow, its prints led to stderr; else how it ended."""
@@ -131,56 +122,3 @@ def _reached(
     finally:
         overrides.planning = False
     return None, sandbox.status
-
-
-# --- submission ----------------------------------------------------------------------------
-
-
-def submit(
-    manner: Manner, client: Client, target: str, arguments: Sequence[str], terms: Terms,
-    inputs: Mapping[str, Any], *, quiet: bool,
-) -> Handle:  # fmt: skip
-    """Make the graph of a program a session of a fleet, which has accepted it when this returns.
-
-    What the program would have given the workflow (start, inputs, its session id) counts, where the command
-    line does not say otherwise. The id is printed, and nothing but it; `quiet`: not even that.
-    """
-    reached = _submitted(target, arguments)
-    workflow: Workflow = reached.workflow
-    terms = replace(
-        terms, session=terms.session or workflow.wanted_session, ledger=workflow.ledger,
-        max_steps=terms.max_steps if terms.max_steps is not None else reached.max_steps,
-    )  # fmt: skip
-    inputs = {**reached.inputs, **inputs}
-    try:
-        handle = client.submit(workflow.graph, workflow.settings, reached.starts, inputs, terms)
-    except SessionExists as error:
-        error.hint = "Give another id (--session), or be content with that one (--existing return)."
-        raise
-    status = handle.status()
-    if quiet:
-        manner.note(f"session {handle.session} ({status.workflow}) at {client.link.address}: {status.status}")
-    elif manner.json:
-        manner.document(lazy.client.document(status, client.link.address))
-    else:
-        follow = words.fleet_command("wait", handle.session)
-        manner.note(f"{status.workflow} at {client.link.address}: {status.status}; follow it: {follow}")
-        click.echo(handle.session)
-    return handle
-
-
-def _submitted(target: str, arguments: Sequence[str]) -> Planned:
-    """Return where the program would have run a workflow; of one that only writes it down, the only one."""
-    reached, status = _reached(target, arguments)
-    if reached is not None:
-        return reached
-    if status not in (None, 0):
-        raise GraphError(f"{target} ended with status {status} before it executed a workflow.")
-    met: list[Workflow] = list(overrides.met)
-    if len(met) != 1:
-        names = ", ".join(sorted({workflow.name for workflow in met})) or "none"
-        raise GraphError(
-            f"{target} executes no workflow, and has {'several' if met else 'none'} (it has: {names}).",
-            hint="Call execute() of the one that is meant, or: graflow-ckpt submit MODULE:WORKFLOW.",
-        )
-    return Planned(met[0], tuple(met[0].graph.roots()))

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,9 +72,8 @@ def made(
     cap = "" if settings.max_parallel is None else settings.max_parallel
     line = f"running|0|0|1|1|1|{'' if max_steps is None else max_steps}|{cap}|||"
     facts = {
-        "workflow": settings.workflow, "epoch": "1", "created": repr(time.time()),
+        "workflow": settings.workflow, "epoch": "1", "store": store,
         "starts": json.dumps([start_node] if start_node else []), "ttl": str(KEPT), "kept": str(KEPT),
-        "store": store,
     }  # fmt: skip
     if not place.session.create(line, facts):
         context.is_there()
@@ -194,6 +192,7 @@ class Destination:
     facts: Mapping[str, str | bytes] = field(default_factory=dict)
     keyring: Keyring | None = None  # else that of the environment
     post: Post | None = None  # without it a token waits until a worker looks
+    listed: Sequence[str] = ()  # on these lists, from when it is there
 
 
 def new_id(session: str | None) -> str:
@@ -212,11 +211,11 @@ def adopt_into(standing: Standing, session: str | None, to: Destination) -> Shar
     if session is not None:
         standing.state.belong_to(session, 0)
         begins = standing.found.meta["checkpoint_id"]
-        _write(standing, place, "create", {"parent": begins, "origin": begins, **to.facts}, to.post)
+        _write(standing, place, "create", {"parent": begins, "origin": begins}, to)
         return place
     home = place.home
     try:
-        _write(standing, place, "rewind", {**_numbers(standing, home), **to.facts}, to.post)
+        _write(standing, place, "rewind", _numbers(standing, home), to)
     except errors.SessionBusy as error:
         owner = ", ".join(home.facts.workers()) or "another process"
         raise type(error)(
@@ -257,10 +256,10 @@ def destination(standing: Standing, redis_url: str | None) -> Destination:
 
 
 def _write(
-    standing: Standing, place: SharedPlace, verb: str, more: Mapping[str, str | bytes], post: Post | None
+    standing: Standing, place: SharedPlace, verb: str, more: Mapping[str, str], to: Destination
 ) -> None:
     state = standing.state
-    facts: dict[str, str | bytes] = {**standing.carried, **more}
+    facts: dict[str, str | bytes] = {**standing.carried, **more, **to.facts}
     if cap := facts.pop("cap", ""):
         state.run_at_once(int(cap))
     standing.graph.compile(state.starts or standing.graph.roots())
@@ -269,12 +268,11 @@ def _write(
         apply(state, [("release", key, state.specs[key].crashes)], 0.0)
     flags = str(facts.pop("flags", ""))
     facts |= {
-        "created": repr(time.time()), "starts": json.dumps(state.starts),
-        "cut": standing.found.meta["checkpoint_id"], "cut_steps": str(state.steps),
-        "cut_of": str(state.sequence),
+        "starts": json.dumps(state.starts), "cut": standing.found.meta["checkpoint_id"],
+        "cut_steps": str(state.steps), "cut_of": str(state.sequence),
     }  # fmt: skip
     home, sender = place.home, place.session
-    write_state(home.facts.link, state, home.cells, facts, verb=verb, flags=flags, share=bundles)
-    if post is not None:
-        sender.posts_by(partial(post, state.session))
+    write_state(to.link, state, home.cells, facts, verb=verb, flags=flags, share=bundles, listed=to.listed)
+    if to.post is not None:
+        sender.posts_by(partial(to.post, state.session))
     sender.commit([("claim", 0)])  # it may have ended; or a worker has to be asked for

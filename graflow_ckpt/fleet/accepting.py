@@ -1,8 +1,8 @@
 """Accepting: how a session is made. It is there as a whole, or it never runs.
 
-    listed -> init, by its maker -> its specs, page by page -> running: the first tokens are posted
+    init, by its maker, and listed -> its specs, page by page -> running: the first tokens are posted
 
-A session is listed before anything of it can run. It is `init` until its last spec is in, so that
+A session is listed by the script that makes it. It is `init` until its last spec is in, so that
 a submission that was cut short never runs in part. One that fails is deleted, if the server can be
 reached; one whose maker was killed makes room for the next of that id, or is cleared by a steward.
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,10 +28,10 @@ from graflow_ckpt.core import arguments, errors
 from graflow_ckpt.core.facts import Cell, Op, check_session_id
 from graflow_ckpt.engine.adopt import KEPT
 from graflow_ckpt.engine.bind import SPREAD, Binding
-from graflow_ckpt.fleet.lists import DISCARD, asked, enlist, owner_text, unlist
+from graflow_ckpt.fleet.lists import LISTS, asked, discard, owner_text
 from graflow_ckpt.links.processes import describe, is_gone, owner_from
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.redis.keys import CREATE, keys_of, wrong_keys
+from graflow_ckpt.sessions.redis.keys import keys_of, wrong_keys
 from graflow_ckpt.sessions.redis.names import PRIORITIES
 from graflow_ckpt.sessions.redis.ops import SMALL
 from graflow_ckpt.sessions.redis.session import RedisSession
@@ -163,7 +162,6 @@ def accept(link: RedisLink, draft: Draft, cells: SealedCells, on_emitted: Any) -
     sender = RedisSession(link, session, cells, patience=PATIENCE, post=on_emitted)
     made = False
     try:
-        enlist(link, session)
         made = _made(link, draft, sender)
         if not made and draft.terms.existing == "return":
             _same(link, draft)
@@ -202,7 +200,7 @@ def _same(link: RedisLink, draft: Draft) -> None:
 def _made(link: RedisLink, draft: Draft, sender: RedisSession) -> bool:
     terms = draft.terms
     cold: dict[str, str | bytes] = {
-        **draft.facts, "epoch": "1", "created": repr(time.time()), "maker": _maker(os.getpid()),
+        **draft.facts, "epoch": "1", "maker": _maker(os.getpid()),
         "store": terms.store or link.address,
         "ttl": str(int(terms.ttl)), "kept": str(int(terms.kept)),
         "host": platform.node(), "python": platform.python_version(),
@@ -212,13 +210,8 @@ def _made(link: RedisLink, draft: Draft, sender: RedisSession) -> bool:
     cap = "" if draft.cap is None else draft.cap
     steps = "" if terms.max_steps is None else terms.max_steps
     line = f"init|0|0|1|1|1|{steps}|{cap}|{'fl' if terms.ledger else 'f'}||"
-    create, key = link.script(CREATE), f"{keys_of(draft.session)}c"
-    args = [line, *sender.begins(), *(item for pair in cold.items() for item in pair)]
-    try:
-        made = create([key], args) != b"exists"
-        return made or (_abandoned(link, draft.session) and create([key], args) != b"exists")
-    except errors.KeyTaken as error:
-        raise wrong_keys(link, draft.session) from error
+    made = sender.create(line, cold, LISTS)
+    return made or (_abandoned(link, draft.session) and sender.create(line, cold, LISTS))
 
 
 def _abandoned(link: RedisLink, session: str) -> bool:
@@ -231,21 +224,13 @@ def _abandoned(link: RedisLink, session: str) -> bool:
     owner = owner_from(maker or b"")
     if owner is None or not is_gone(owner):
         return False
-    return _discard(link, session, maker)
-
-
-def _discard(link: RedisLink, session: str, maker: str | bytes) -> bool:
-    """Delete a submission that this process has not completed; return True if nothing of it is left."""
-    left: bytes = link.script(DISCARD)([f"{keys_of(session)}c"], [maker])
-    return left == b"nothing"
+    return discard(link, session, maker)
 
 
 def _take_back(link: RedisLink, session: str, error: BaseException, *, certain: bool) -> None:
     """Delete what is half done, and say in the error how far it got. `certain`: it was never there."""
     with suppress(errors.GraflowError):
-        if certain or _discard(link, session, _maker(os.getpid())):
-            certain = True
-            unlist(link, session)
+        certain = certain or discard(link, session, _maker(os.getpid()))
     if certain:
         error.add_note(f"Session {session} was not accepted, and nothing of it is left.")
     else:

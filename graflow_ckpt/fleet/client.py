@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -50,7 +49,7 @@ from graflow_ckpt.fleet.accepting import (
     pages,
 )
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked, enlist, sessions_in
+from graflow_ckpt.fleet.lists import ACTIVE, LISTS, SESSIONS, asked, sessions_in
 from graflow_ckpt.fleet.programs import Packed, ProgramMissing, Programs, proof
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.redis import RedisLink, examine, open_link
@@ -197,10 +196,7 @@ class Client:
 
     def _adopted(self, standing: Standing, other: str | None) -> Handle:
         session = other or standing.session
-        to = self._destination(standing, session)
-        enlist(self.link, session)  # before it is there, should this process die
-        adopt_into(standing, other, to)
-        enlist(self.link, session)  # again: what is not there is taken off the lists
+        adopt_into(standing, other, self._destination(standing, session))
         return Handle(self, session)
 
     def _destination(self, standing: Standing, session: str) -> Destination:
@@ -214,7 +210,7 @@ class Client:
             "proof": proof(SealedCells(session, keyring), digest, starts, store),
             "flags": "f" + ("l" if "l" in carried.get("flags", "") else ""),
         }  # fmt: skip
-        return Destination(self.link, facts, keyring, self.post)
+        return Destination(self.link, facts, keyring, self.post, LISTS)
 
     def _program(self, standing: Standing, keyring: Keyring) -> str:
         """Return the digest of the program that workers are given."""
@@ -235,9 +231,9 @@ class Client:
     # --- the lists -----------------------------------------------------------------------
 
     def watch(self, session: str) -> None:
-        """Have the stewards look at it soon."""
+        """Have the stewards look at it at once."""
         with asked(self.link, **{ACTIVE: "zset"}):
-            self.link.client.zadd(ACTIVE, {session: int(time.time() * 1000)})
+            self.link.client.zadd(ACTIVE, {session: 0})
 
     def session(self, session: str) -> Handle:
         """Return a session that has been accepted before, here or elsewhere."""

@@ -1,7 +1,7 @@
 """The lists of a fleet: which sessions there are, when each is to be looked at, which process works where.
 
     graflow:sessions     zset  session -> when it was accepted, ms
-    graflow:active       zset  session -> when a steward has to look at it next, ms
+    graflow:active       zset  session -> when a steward has to look at it next, ms; 0 is at once
     graflow:host:PLACE   hash  "session token" -> owner, for the slices that run in one place
     graflow:pools        zset  pool -> last sign of life, ms;  graflow:pool:ID what it does, for ten seconds
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -36,6 +35,7 @@ log = logging.getLogger("graflow_ckpt.fleet")
 SESSIONS = "graflow:sessions"
 ACTIVE = "graflow:active"
 POOLS = "graflow:pools"
+LISTS = (SESSIONS, ACTIVE)  # those that a session is put on by the script that makes it
 
 DECLINE, DISCARD, LOOK, ROTA = (
     source(name, "graflow_ckpt.fleet") for name in ("decline", "discard", "look", "rota")
@@ -73,12 +73,10 @@ def sessions_in(names: Iterable[bytes]) -> list[str]:
     return [session for name in names if (session := session_in(name)) is not None]
 
 
-def enlist(link: RedisLink, session: str) -> None:
-    """List a session before it is there: an unlisted one would be lost if this process dies."""
-    now = int(time.time() * 1000)
-    with asked(link, **{SESSIONS: "zset", ACTIVE: "zset"}):
-        link.client.zadd(SESSIONS, {session: now}, nx=True)
-        link.client.zadd(ACTIVE, {session: now})
+def discard(link: RedisLink, session: str, maker: str | bytes) -> bool:
+    """Delete a submission that its maker does not complete, and unlist it; return True if nothing is left."""
+    left: bytes = link.script(DISCARD)([f"{keys_of(session)}c", *LISTS], [maker])
+    return left == b"nothing"
 
 
 def unlist(link: RedisLink, session: str) -> None:

@@ -32,7 +32,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.engine.reaping import LEASE_OVER
 from graflow_ckpt.fleet.board import BoardLine, Order, RunningSlice, State
 from graflow_ckpt.fleet.health import PoolFacts, sign, worker_facts
-from graflow_ckpt.fleet.lists import ACTIVE, DISCARD, LOOK, ROTA, SESSIONS, asked, host_key, place, session_in
+from graflow_ckpt.fleet.lists import ACTIVE, LOOK, ROTA, SESSIONS, asked, discard, host_key, place, session_in
 from graflow_ckpt.fleet.reaping import OPAQUE, FleetLinks, Hands, take
 from graflow_ckpt.fleet.tokens import Carrier, job_id, token_in
 from graflow_ckpt.fleet.worker import deaf, reached
@@ -258,7 +258,8 @@ class FleetRepair:
         owner = owner_from(maker)
         if (owner is None or not is_gone(owner)) and now / 1000 - created < INIT:
             return now + SLOW
-        self._link.script(DISCARD)([f"{keys_of(session)}c"], [maker])
+        if not discard(self._link, session, maker):
+            return now + 1  # it was completed meanwhile
         text = "session %s was never submitted to its end and is cleared away"
         log.warning(text, session, extra={"session": session})
         return ""
@@ -272,7 +273,7 @@ class FleetRepair:
             page = client.zrange(SESSIONS, self._page, self._page + _PAGE - 1, withscores=True)
             self._page = self._page + _PAGE if len(page) == _PAGE else 0
             noted: list[Any] = []
-            missing: dict[bytes, int] = {}
+            missing: list[bytes] = []
             for name, accepted in page:
                 if (session := session_in(name)) is None:
                     log.warning("%.100r in %s is no session, and is removed", name, SESSIONS)
@@ -283,9 +284,9 @@ class FleetRepair:
                     if line is None:
                         noted += (name, repr(accepted), "")
                     elif "e" not in (c := parse_line(session, line))["flags"] and "f" in c["flags"]:
-                        missing[name] = int(accepted)
+                        missing.append(name)
             if missing:
-                client.zadd(ACTIVE, missing, nx=True)
+                client.zadd(ACTIVE, dict.fromkeys(missing, 0), nx=True)
         if noted:  # taken off only if it is still the one that was accepted then
             self._rota([SESSIONS], ["", 0, 0, *noted])
 

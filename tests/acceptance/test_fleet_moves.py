@@ -11,6 +11,7 @@ from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionConte
 from graflow_ckpt.core.errors import SessionBusy, SessionError, SessionExists
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.fleet.lists import ACTIVE
 from tests.acceptance.elsewhere import Fleet
 from tests.acceptance.places import step
 from tests.unit.fleet.played import Player
@@ -68,7 +69,8 @@ def test_a_handle_puts_its_session_back_and_workers_go_on(fleet: Fleet) -> None:
 
     handle.rewind(path)
 
-    status = handle.status()
+    status, listed = handle.status(), fleet.client.link.client.zrange(ACTIVE, 0, -1, withscores=True)
+    assert (fleet.client.sessions(), listed) == (["one"], [(b"one", 0.0)])
     assert (status.status, status.steps, status.cap, status.tokens) == ("stopped", 2, 2, 0)
     assert handle.value("seen") == [0, 1]
     assert go_on(fleet, handle) == 3

@@ -1,5 +1,5 @@
 -- A submission that its maker will not complete is taken away: nothing of it has run.
--- KEYS[1] graflow:{S}:c   ARGV maker, as the session knows it   Reply what is left: "nothing" | "something"
+-- KEYS[1] graflow:{S}:c, then the lists that it is on   ARGV maker, as the session knows it   Reply what is left: "nothing" | "something"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
 --KNOWN--
@@ -15,4 +15,5 @@ end
 for name in string.gmatch('c h v n g t own qt sk pa er dead', '%S+') do drop(name, 'hash') end
 for name in string.gmatch('dl tok done', '%S+') do drop(name, 'zset') end
 drop('ledger', 'list')
+for n = 2, #KEYS do redis.pcall('ZREM', KEYS[n], string.match(KEYS[1], '{(.*)}')) end
 return 'nothing'

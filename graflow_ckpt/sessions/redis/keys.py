@@ -12,6 +12,7 @@ ledger                       one entry per end, if it is asked for
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -55,10 +56,11 @@ def notes_what_is_made(number: bytes | None) -> bool:
     return number == b"%d" % FORMAT
 
 
-def wrong_keys(link: RedisLink, session: str) -> KeyTaken:
-    """Return the error that names the keys of a session under which something else is kept."""
+def wrong_keys(link: RedisLink, session: str, lists: Sequence[str] = ()) -> KeyTaken:
+    """Return the error that names the keys under which something else is kept: a session's, and `lists`."""
     prefix = keys_of(session)
     wanted = {f"{prefix}{name}": kind for kind, names in _TYPES.items() for name in names.split()}
+    wanted |= dict.fromkeys(lists, "zset")
     with translated(link.address):
         client: Any = link.client
         for part, kind in (("q", "zset"), ("a", "list")):

@@ -17,6 +17,7 @@ from graflow_ckpt.core.apply import changed_meanwhile
 from graflow_ckpt.core.errors import (
     CheckpointError,
     Fenced,
+    KeyTaken,
     SchemaUnsupported,
     ServerFull,
     SessionBusy,
@@ -27,7 +28,7 @@ from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.complaints import BROKEN, readable
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.protocol import Found, MadeSoFar, Post
-from graflow_ckpt.sessions.redis.keys import CREATE, RENEW, STEP, keys_of
+from graflow_ckpt.sessions.redis.keys import CREATE, RENEW, STEP, keys_of, wrong_keys
 from graflow_ckpt.sessions.redis.ops import Arg, Cells, arguments, claim_of, turn
 from graflow_ckpt.sessions.redis.sender import MEMORY, PATIENCE, Sender
 from graflow_ckpt.sessions.redis.tables import Counters, counters_of, gone, read_line, read_state
@@ -157,12 +158,13 @@ class RedisSession:
         self.answered = monotonic()
         return self.sender.begins()
 
-    def create(self, line: str, facts: Mapping[str, str]) -> bool:
-        """Make the session, with these counters; False if there is one of that name."""
-        pairs = [item for pair in facts.items() for item in pair]
-        made: bool = (
-            self._link.script(CREATE)([keys_of(self.id) + "c"], [line, *self.begins(), *pairs]) != b"exists"
-        )
+    def create(self, line: str, facts: Mapping[str, str | bytes], lists: Sequence[str] = ()) -> bool:
+        """Make the session, with these counters, and put it on lists; False if there is one of that name."""
+        keys, pairs = [keys_of(self.id) + "c", *lists], [item for pair in facts.items() for item in pair]
+        try:
+            made = bool(self._link.script(CREATE)(keys, [line, *self.begins(), *pairs]) != b"exists")
+        except KeyTaken as error:
+            raise wrong_keys(self._link, self.id, lists) from error
         if not made:
             self.sender.begin_anew()
         return made

@@ -233,10 +233,11 @@ def write_state(
     verb: str,
     flags: str = "",
     share: Share = dict.fromkeys,  # each name alone
+    listed: Sequence[str] = (),
 ) -> int:
     """Make a session of a state (`create`), or put it in the place of what there is (`rewind`); its epoch.
 
-    `share` says which live values have objects in common.
+    `share` says which live values have objects in common; `listed` the lists that it is on then.
     """
     key, stage = f"{keys_of(state.session)}c", uuid.uuid4().hex
     hashes, sets = _as_tables(state, cells, stage, share)
@@ -260,7 +261,8 @@ def write_state(
         cold["rng"] = cells.pack("rng", state.rng, "rng")
     pairs = [item for pair in cold.items() for item in pair]
     text = "|".join(map(str, line)) + "|"
-    reply = link.script(_REPLACE)([key], [verb, text, state.epoch, stage, len(names), *names, *pairs])
+    replace = link.script(_REPLACE, ("hash", "zset", "zset"))
+    reply = replace([key, *listed], [verb, text, state.epoch, stage, len(names), *names, *pairs])
     if (refused := _refused(state.session, reply)) is not None:
         raise refused
     return int(reply[1])

@@ -35,7 +35,10 @@ from graflow_ckpt.engine.bind import SPREAD, Binding, bind
 from graflow_ckpt.fleet import accepting
 from graflow_ckpt.fleet.accepting import Draft, Terms, accept, call_of, data_of, pages
 from graflow_ckpt.fleet.client import Client, Fleet
+from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, discard
 from graflow_ckpt.fleet.programs import Programs
+from graflow_ckpt.fleet.reaping import Hands
+from graflow_ckpt.fleet.steward import FleetRepair
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.redis.keys import keys_of
 from tests.servers import Server
@@ -64,15 +67,17 @@ def left(client: Client, session: str = "s") -> list[bytes]:
 # --- step by step ------------------------------------------------------------------------
 
 
-def test_it_is_listed_before_it_is_there_and_runs_when_its_last_spec_is_in(
+def test_it_is_listed_when_it_is_there_and_runs_when_its_last_spec_is_in(
     client: Client, redis: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
     make = accepting._made
 
     def watched(*args: Any) -> bool:
-        seen.append((client.sessions(), redis.exists(f"{keys_of('s')}c")))
-        return make(*args)
+        looks = [(client.sessions(), redis.exists(f"{keys_of('s')}c"))]
+        made = make(*args)
+        seen.append([*looks, (client.sessions(), redis.exists(f"{keys_of('s')}c"))])
+        return made
 
     monkeypatch.setattr(accepting, "_made", watched)
 
@@ -86,7 +91,7 @@ def test_it_is_listed_before_it_is_there_and_runs_when_its_last_spec_is_in(
     accept(client.link, draft, SealedCells("s", client.keyring), lambda token, queue: None)
 
     # a page is sent when it is known whether another follows
-    assert seen == [(["s"], 0), ("init", 0, 0), ("init", 0, 0), ("init", 1, 0)]
+    assert seen == [[([], 0), (["s"], 1)], ("init", 0, 0), ("init", 0, 0), ("init", 1, 0)]
     assert (client.session("s").status().status, client.session("s").status().ready) == ("running", 3)
 
 
@@ -239,7 +244,7 @@ def test_of_two_that_clear_it_away_one_makes_it(client: Client, redis_url: str, 
     maker = redis.hget(f"{keys_of(session)}h", "maker")
 
     def pages() -> Iterator[list[Op]]:
-        assert not accepting._discard(client.link, session, maker)
+        assert not discard(client.link, session, maker)
         yield [spec("a")]
 
     accepted(client, pages(), session)
@@ -335,6 +340,45 @@ def test_a_server_that_is_full_refuses_it_and_keeps_nothing_of_it(own_redis: Cal
     assert "has used the memory" in str(raised.value)
     assert left(client) == []
     assert client.sessions() == []
+
+
+def test_a_submission_that_a_full_server_refuses_leaves_the_running_session_of_that_id_on_the_lists(
+    own_redis: Callable[..., Server],
+) -> None:
+    server = own_redis({"maxmemory-policy": "noeviction"})
+    client = Client(open_link(server.url))
+    accepted(client, [[spec("a")]])
+    server.ask("CONFIG", "SET", "maxmemory", "1")
+
+    with pytest.raises((ServerFull, SessionExists)):
+        accepted(client, [[spec("b")]])
+
+    server.ask("CONFIG", "SET", "maxmemory", "0")
+    assert client.sessions() == ["s"]
+    assert server.ask("ZRANGE", ACTIVE, 0, -1) == [b"s"]
+
+
+@pytest.mark.parametrize("ahead", [3600, -7200])
+def test_the_clock_of_the_submitter_does_not_count(
+    client: Client, redis: Any, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + ahead)
+    sweeper = FleetRepair(Hands(client.link, client.carrier), "here")
+
+    def pages() -> Iterator[list[Op]]:
+        yield [spec("a")]
+        sweeper.round()  # what is being sent is looked at, and left alone
+        yield [spec("b")]
+
+    accepted(client, pages())
+    client.watch("s")
+
+    assert abs(float(client.session("s").facts()["created"]) - right()) < 60
+    assert abs(redis.zscore(SESSIONS, "s") / 1000 - right()) < 60
+    assert redis.zscore(ACTIVE, "s") <= right() * 1000
+    sweeper.round()
+    assert redis.zscore(ACTIVE, "s") > right() * 1000  # it was looked at
 
 
 def test_a_server_that_goes_away_in_the_middle_is_waited_for(own_redis: Callable[..., Server]) -> None:

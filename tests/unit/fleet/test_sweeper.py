@@ -299,6 +299,18 @@ def test_a_submission_whose_maker_has_died_here_is_cleared_away_at_once(
     assert client.sessions() == []
 
 
+def test_a_submission_that_is_completed_before_it_is_cleared_away_stays_in_the_rota(
+    client: Client, sweeper: FleetRepair
+) -> None:
+    bag(client, "s", tasks=1)
+    now = int(time.time() * 1000)
+
+    following = sweeper._init("s", 0.0, now)  # as it was when it was looked at: of an hour ago, not completed
+
+    assert following == now + 1
+    assert client.session("s").status().status == "running"
+
+
 # --- lists -----------------------------------------------------------------------------
 
 

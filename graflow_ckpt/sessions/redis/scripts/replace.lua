@@ -1,5 +1,5 @@
 -- The tables of a session are replaced as a whole by those staged beside them (graflow:{S}:~STAGE:name).
--- KEYS[1] graflow:{S}:c   ARGV verb line epoch stage n (name)*n, then fields and values of h
+-- KEYS[1] graflow:{S}:c, then lists   ARGV verb line epoch stage n (name)*n, then fields and values of h
 --   verb  create | rewind        Reply "done" epoch, or "exists" | "busy" owner | "expired"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
@@ -20,6 +20,9 @@ if line then
     local owner = call('HGET', P .. 'own', token)
     if owner then return {'busy', string.match(owner, '^[^\30]*')} end
   end
+end
+--LISTED--
+if line then
   epoch = math.max(epoch, tonumber(call('HGET', P .. 'h', 'epoch') or '0'))
   local queues = string.match(line, '^' .. string.rep('[^|]*|', 9) .. '([^|]*)|')
   for name in string.gmatch(queues, '[^,]+') do call('UNLINK', P .. 'q:' .. name) end
@@ -33,6 +36,6 @@ for i = 6, 5 + n do
   call('PERSIST', P .. ARGV[i])
 end
 for i = 6 + n, #ARGV, 2 do call('HSET', P .. 'h', ARGV[i], ARGV[i + 1]) end
-call('HSET', P .. 'h', 'epoch', epoch + 1)
+call('HSET', P .. 'h', 'epoch', epoch + 1, 'created', made)
 call('HSET', KEYS[1], 'c', ARGV[2], 'format', '@FORMAT@')
 return {'done', epoch + 1}

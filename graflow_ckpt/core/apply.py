@@ -191,7 +191,8 @@ def _status(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
     elif op[1] == "paused":
         changes = state.status == "running"
     else:
-        changes = state.status in ("running", "closing", "paused") or op[1] == "cancelled"
+        changes = state.status in ("running", "closing", "paused")
+        changes = changes or (op[1] == "cancelled" and state.status != "completed")
     if changes:
         state.status, state.reason = op[1], op[2]
 
@@ -217,6 +218,8 @@ _REOPENED = {"lost": "again", "failed": "direct"}
 
 def _reopen(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
     """Continue under a new owner: what had failed runs again, and a larger limit counts."""
+    if state.status == "cancelled":  # for good, also where the cancel was quicker than its caller
+        return
     state.epoch, state.max_steps, state.gap = op[1], op[2], None
     if state.status == "closing" and state.specs:  # terminated: what ran beside it is not started again
         if not state.claimed:

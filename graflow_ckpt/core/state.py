@@ -4,7 +4,7 @@
 
     status    init (being written) -> running -> completed | stopped (max_steps) | stalled
               running -> closing (terminate) -> completed     running -> failing -> failed
-              running <-> paused     any -> cancelled
+              running <-> paused     any but completed -> cancelled, for good
 """
 
 from __future__ import annotations

@@ -242,12 +242,13 @@ class Handle:
         limit = status.max_steps if max_steps is None else max_steps
         declining.forget(self._link, self.session)
         if status.status == "paused" and status.failed <= len(ops) and max_steps is None:
-            self._commit([*ops, ("status", "running", ""), ("claim", 0)])
+            ops += [("status", "running", ""), ("claim", 0)]
         elif status.status != "running" or max_steps is not None:
             (epoch,) = self._cold("epoch")
             with self._readable():
-                epoch = int(epoch or 1)
-            self._commit([*ops, ("reopen", epoch, limit), ("claim", 0)])
+                ops += [("reopen", int(epoch or 1), limit), ("claim", 0)]
+        if ops and self._commit(ops) == "cancelled":  # meanwhile
+            raise self._cannot("go on")
         self._client.watch(self.session)
 
     def answer(self, task: str, how: str) -> None:

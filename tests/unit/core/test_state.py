@@ -320,6 +320,10 @@ ENDS: dict[str, tuple[Moves, dict[str, Any]]] = {
         )
         for claimed, status in ((0, "completed"), (1, "closing"))
     },
+    "reopening a cancelled session leaves it cancelled": (
+        [*TWO, ("status", "cancelled", "enough"), ("reopen", 2, None), CLAIM],
+        {"status": "cancelled", "reason": "enough", "claims": []},
+    ),
     "reopening a completed session leaves it completed": (
         [("is", "completed"), ("reopen", 2, None)],
         {"status": "completed"},
@@ -446,6 +450,8 @@ def test_who_gave_nothing_is_found_without_a_look_at_the_specs_of_others() -> No
         ("completed", "running", "completed"),
         ("failing", "closing", "failing"),
         ("init", "cancelled", "cancelled"),
+        ("failed", "cancelled", "cancelled"),
+        ("completed", "cancelled", "completed"),
     ],
 )
 def test_a_status_follows_from_some_and_not_from_others(before: str, to: str, after: str) -> None:

@@ -17,6 +17,7 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Options, Task
 from graflow_ckpt.engine.announcer import Account
 from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.fleet import declining
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.declining import Declining, declined, forget
 from graflow_ckpt.fleet.handle import Handle, doubts
@@ -25,7 +26,7 @@ from graflow_ckpt.fleet.status import Failure, Status, failures, read, read_all
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.redis.keys import keys_of
 from graflow_ckpt.sessions.redis.session import RedisSession
-from tests.unit.fleet.played import Player, bag
+from tests.unit.fleet.played import Player, bag, set_status
 
 
 def test_what_was_purged_is_gone_and_a_late_commit_does_not_bring_any_of_it_back(client: Client) -> None:
@@ -55,6 +56,35 @@ def test_a_session_that_was_paused_while_its_last_task_ran_is_completed_when_it_
     assert handle.status().status == "paused"
 
     handle.resume()
+
+    assert handle.status().status == "completed"
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped", "paused", "running"])
+def test_a_session_that_is_cancelled_while_it_is_resumed_stays_cancelled(
+    client: Client, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = bag(client, "s")
+    set_status(client, "s", status)
+    look = declining.forget
+
+    def while_cancelled(*args: Any) -> None:
+        look(*args)
+        client.session("s").cancel("no more")
+
+    monkeypatch.setattr(declining, "forget", while_cancelled)
+    with pytest.raises(SessionError, match="Session s is cancelled: it cannot go on"):
+        handle.resume(max_steps=None if status == "paused" else 9)
+
+    assert (handle.status().status, handle.status().reason) == ("cancelled", "no more")
+
+
+def test_a_session_that_has_completed_is_not_cancelled_and_keeps_its_results(client: Client) -> None:
+    handle = bag(client, "s")
+    set_status(client, "s", "completed")
+
+    with pytest.raises(SessionError, match="Session s is completed: it cannot be cancelled"):
+        handle.cancel()
 
     assert handle.status().status == "completed"
 

@@ -347,7 +347,7 @@ def _move(crew: Crew, choose: Chooser, kind: str) -> None:
                 assert (reply[3], reply[4:]) == (session.reply[3], session.reply[4:])
         case "tell":
             told: list[Op] = [("cap", choose.one([None, 1, 2, 3])), ("reopen", 2, None)]
-            told += [("status", status, "") for status in ("paused", "running", "running", "cancelled")]
+            told += [("status", status, "") for status in ("paused", "running", "running", "failing")]
             crew.tell(choose.one([*told, told[0]]))
         case _:
             pass

@@ -69,6 +69,8 @@ def transition(
     free = set(state.claimed)
     ops: list[Op] = []
     if state.status not in ("running", "closing", "failing") and choose.one([True, True, False]):
+        if state.status == "cancelled" and not free:  # for good, unless it is started elsewhere
+            ops.append(("clear",))
         ops.append(_op(choose, "enqueue", state, now))
         paused = ("status", "running", choose.one(ERRORS))
         ops.append(paused if state.status == "paused" else _op(choose, "reopen", state, now))
@@ -268,5 +270,9 @@ SCENES: list[list[list[Op]]] = [
      [("reopen", 2, None), _ONE]],
     [[_A, _ONE], [("end", 1, 1, "failed", "E: no"), ("status", "failing", "E: no"), ("claim", 0)],
      [("status", "closing", "late")]],
+    [[_A, _A, ("reopen", 2, 1), _ONE], [("end", 1, 1, "completed", b"\x01"), _ONE],
+     [("reopen", 2, None), _ONE]],
+    [[_A, ("status", "cancelled", "no more")], [("reopen", 2, None), _ONE]],
+    [[_ONE], [("status", "cancelled", "too late")]],
 ]  # fmt: skip
 """What chance brings too seldom, from the start of a session on."""

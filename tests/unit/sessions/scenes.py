@@ -256,7 +256,7 @@ def who_was_about_to_claim_when_it_ended_claims_nothing_afterwards(stage: Stage)
     crew.submit()
     token, queue = crew.rq[0]
     crew.start(token, "slow")  # and then it sleeps
-    crew.tell(("status", "cancelled", "enough"), ("claim", 0))
+    crew.tell(("status", "failing", "enough"), ("claim", 0))
     crew.tell(("reopen", 2, None))
 
     with pytest.raises(Fenced):
@@ -275,7 +275,7 @@ def all_that_there_is_expires(stage: Stage) -> None:
     for how in (("completed", b"\x01"), ("failed", "E: no"), ("passed",)):
         crew.end(worker, *how, limit=0)
     crew.check()
-    crew.tell(("status", "cancelled", ""), ("claim", 0))
+    crew.tell(("status", "failing", ""), ("claim", 0))
     crew.check()
     crew.tell(("append", "later", b"\x01"), ("put", "z", b"\x01", -1), ("enqueue", *crew.spec("q-3")))
     crew.check()

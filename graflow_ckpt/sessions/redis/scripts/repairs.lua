@@ -1,3 +1,5 @@
+  elseif op == 'o' and status == 'cancelled' then -- for good, also where the cancel was quicker than its caller
+    i = i + 3
   elseif op == 'o' then -- a new owner goes on: epoch max_steps
     call('HSET', P .. 'h', 'epoch', ARGV[i + 1])
     max_steps = ARGV[i + 2]

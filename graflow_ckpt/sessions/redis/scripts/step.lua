@@ -297,7 +297,8 @@ while i <= #ARGV do
     i = i + 2
   elseif op == 'T' then -- status reason
     local to = ARGV[i + 1]
-    local changes = status == 'running' or status == 'closing' or status == 'paused' or to == 'cancelled'
+    local changes = status == 'running' or status == 'closing' or status == 'paused'
+      or (to == 'cancelled' and status ~= 'completed')
     if to == 'running' then -- again after a pause, or all of it has been written
       changes = status == 'paused' or status == 'init'
     elseif to == 'paused' then

@@ -210,12 +210,14 @@ BROKEN = {
     "any status follows from any": ("    if changes then status,", "    if true then status,"),
     "a reason is forgotten": ("status, reason = to, ARGV[i + 2]", "status = to"),
     "a status that ended is changed": (
-        "status == 'paused' or to == 'cancelled'\n",
-        "status == 'paused' or status == 'failed' or to == 'cancelled'\n",
+        "status == 'paused'\n      or",
+        "status == 'paused' or status == 'failed'\n      or",
     ),
+    "a completed session is cancelled": (" and status ~= 'completed')", ")"),
+    "a cancelled session is reopened": ("op == 'o' and status == 'cancelled'", "op == 'o' and false"),
     "cancelling takes a running session": (
-        "or status == 'paused' or to == 'cancelled'",
-        "or status == 'paused'",
+        "\n      or (to == 'cancelled' and status ~= 'completed')",
+        "",
     ),
     "no cap is kept": ("    cap = ARGV[i + 1]\n", ""),
     "random state is forgotten": ("    call('HSET', P .. 'h', 'rng', ARGV[i + 1])\n", ""),

@@ -85,7 +85,7 @@ end
 if find(mode, 'B', 1, true) and key ~= '1' then return {'begun'} end
 local limit = new and match(mode, 'U(%d+)') -- after that what was answered may have been forgotten
 if limit and now() * 1000 > tonumber(limit) then return {'lost'} end
-local reaped = match(mode, 'T(e[%w_]+)')
+local reaped = match(mode, 'T(e[%l%d_]+)') -- not the U of a request that is sent again
 if reaped then
   local lease = call('ZSCORE', P .. 'tok', reaped)
   if not lease or (tonumber(lease) > now() * 1000 and not find(mode, '!', 1, true)) then return {'void'} end

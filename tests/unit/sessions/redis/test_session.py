@@ -137,6 +137,27 @@ def test_a_request_that_was_held_up_and_sent_again_is_done_once(redis_server: Se
         assert state(link).claimed == {second.spec.key: second.number}
 
 
+@pytest.mark.parametrize("mark", ["", "!"])
+def test_a_token_is_taken_also_if_the_request_has_to_be_sent_again(
+    far: RedisLink, proxy: Proxy, mark: str
+) -> None:
+    create(far, enqueue())
+    session = join(far)
+    session.commit([("claim", 1)])
+    if not mark:
+        far.client.zadd(f"{keys_of(SESSION)}tok", {session.token: 1})  # its lease is over
+    reaper = RedisSession(far, SESSION, Plain())
+    reaper.read("x")  # on the connection that breaks
+    proxy.at_message(1, lambda: None)
+
+    reaper.commit([("release", 1, 1), ("claim", 0)], mode=f"T{session.token}{mark}")
+
+    assert (reaper.sender.tries, state(far).claimed) == (2, {})
+    with pytest.raises(Fenced):
+        session.commit([("claim", 1)])
+    reaper.close()
+
+
 @pytest.mark.parametrize("how", ["cut", "flush"])
 def test_a_connection_that_is_cut_and_scripts_that_are_forgotten_are_no_matter(
     far: RedisLink, proxy: Proxy, how: str

@@ -83,6 +83,11 @@ class Seat:
     born: float = 0.0
     failures: int = 0  # in a row, soon after birth, without having run anything
 
+    @property
+    def works(self) -> bool:
+        """True for a child that has begun, and was not told to leave."""
+        return self.pid != 0 and self.told is Order.WORK and self.line.state is not State.STARTING
+
     def sat_in_by(self, pid: int) -> None:
         """Note that a child works here from now on."""
         self.told, self.killed = Order.WORK, False
@@ -136,7 +141,7 @@ class Pool:
         self._stopped = 0  # the signal that asked for it
         self._status = 0
         self._rolling: deque[Seat] = deque()
-        self._turning = 0  # the process that drains so that a new one takes its seat
+        self._turning: Seat | None = None  # its process drains, so that a new one takes it
         self._starts = 0
 
     def run(self) -> int:
@@ -248,24 +253,19 @@ class Pool:
 
     def _roll(self) -> None:
         """Let the next one drain when the one before it works again."""
-        if not self._rolling or self._stopped:
+        if self._stopped or (self._turning is not None and not self._turning.works):
             return
-        seat = self._rolling[0]
-        if not seat.pid or seat.line.state is State.STARTING:
-            return
-        if not self._turning:
-            self._turning = seat.pid
-            seat.tell(Order.DRAIN, self._settings.grace)
-        elif seat.pid != self._turning:
-            self._rolling.popleft()
-            self._turning = 0
+        self._turning = None
+        if self._rolling and self._rolling[0].works:
+            self._turning = self._rolling.popleft()
+            self._turning.tell(Order.DRAIN, self._settings.grace)
 
     def _patience(self) -> float:
         """Return the seconds until there is something to do without a signal."""
         now = monotonic()
         times = [seat.not_before - now for seat in self._seats if not seat.pid and not self._stopped]
         times += [seat.until - now for seat in self._seats if seat.told is not Order.WORK and seat.pid]
-        times += [0.05] if self._rolling else []
+        times += [0.05] if self._rolling or self._turning is not None else []
         return max(0.0, min([1.0, self._estate.patience, *times]))
 
     def _close(self) -> None:

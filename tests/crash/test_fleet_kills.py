@@ -341,6 +341,28 @@ def test_a_hangup_renews_the_workers_one_by_one(redis_url: str, tmp_path: Path) 
     assert len(lines(tmp_path)) == 300
 
 
+def test_a_second_hangup_renews_all_workers_once_more(redis_url: str, tmp_path: Path) -> None:
+    with ready_pool(redis_url, tmp_path, n=2, **FAR) as fleet:
+        before, folders = fleet.workers(), {}
+        for name in ("a", "b"):  # one task in each worker
+            (tmp_path / name).mkdir()
+            begun(tasks.held, redis_url, tmp_path / name, name)
+            folders[noted(tmp_path / name, name)[0][1]] = tmp_path / name
+        fleet.signal(signal.SIGHUP)
+        go(folders[before[0]])
+        until(lambda: fleet.facts().workers[0].state == "idle" and fleet.workers()[0] != before[0])
+        renewed = fleet.workers()[0]
+        assert alive(before[1])  # it drains
+
+        fleet.signal(signal.SIGHUP)
+        until(lambda: fleet.said.count("one by one") == 2)
+        go(folders[before[1]])
+
+        until(lambda: not alive(renewed))
+        fleet.ready()
+        assert not {renewed, *before} & set(fleet.workers())
+
+
 def test_a_worker_that_is_told_to_stop_by_hand_drains_and_is_replaced(redis_url: str, tmp_path: Path) -> None:
     with pool(redis_url, tmp_path, n=1, **FAR) as fleet:
         (worker,) = fleet.ready() and fleet.workers()

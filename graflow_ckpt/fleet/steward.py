@@ -293,16 +293,19 @@ class FleetRepair:
     def tidy_rq(self) -> None:
         """Delete jobs whose token is void, left behind because RQ's server was away when it was taken."""
         begun, wrong = self._fleet.carrier.begun()
-        self._fleet.carrier.forget_workers()
         self.failed += wrong
-        with translated(self._link.address):
-            client = self._link.client
-            void = {(s, token) for s, token in begun if client.zscore(f"{keys_of(s)}tok", token) is None}
+        void = set()
+        for session, token in begun:
+            key = f"{keys_of(session)}tok"
+            with self._alone(session.encode()), asked(self._link, **{key: "zset"}):
+                if self._link.client.zscore(key, token) is None:
+                    void.add((session, token))
         for session, token in void & self._void:  # for longer than a slice takes to end
             text = "RQ forgets token %s of session %s, which is void"
             log.info(text, token, session, extra={"session": session})
             self._fleet.carrier.withdraw(session, token, begun[session, token])
         self._void = void - self._void
+        self._fleet.carrier.forget_workers()
 
 
 def _uptime(link: RedisLink) -> float:

@@ -20,7 +20,7 @@ from rq import SimpleWorker
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from graflow_ckpt.core.errors import Fenced, ServerGone, SessionBusy
+from graflow_ckpt.core.errors import Fenced, KeyTaken, ServerGone, SessionBusy
 from graflow_ckpt.fleet import steward as sweeping
 from graflow_ckpt.fleet.board import RunningSlice
 from graflow_ckpt.fleet.client import Client, Terms
@@ -414,6 +414,25 @@ def test_rq_forgets_a_job_whose_token_has_been_void_for_two_looks(
 
     assert queue.started_job_registry.get_job_ids(cleanup=False) == []
     assert not Job.exists(job.id, client.carrier.connection)
+
+
+def test_a_key_that_something_else_uses_holds_up_the_forgetting_of_no_other_session(
+    client: Client, sweeper: FleetRepair, redis: Any
+) -> None:
+    bag(client, "s")  # RQ knows the queue by that
+    registry = client.carrier.queue("default").started_job_registry
+    redis.zadd(registry.key, {"a-e1t1:1": 9e12, "s-e1t1:1": 9e12})
+    redis.zadd("rq:executions:s-e1t1", {"1": 9e12})
+    redis.set(f"{keys_of('a')}tok", "theirs")
+    redis.set("rq:workers", "theirs")
+
+    for _ in range(2):
+        with pytest.raises(KeyTaken, match="rq:workers"):
+            sweeper.tidy_rq()
+
+    assert [f"{keys_of('a')}tok is a string" in str(error) for error in sweeper.failed] == [True, True]
+    sweeper.failed.clear()
+    assert registry.get_job_ids(cleanup=False) == ["a-e1t1"]
 
 
 # --- what a dead worker held ----------------------------------------------------------

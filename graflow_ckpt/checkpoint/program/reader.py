@@ -54,6 +54,7 @@ _HANDS_ON = "next_task"
 _HINTS = (GenericAlias, UnionType)
 _QUIET_TYPES = frozenset({"logging", "typing", "dataclasses"})  # nothing of theirs is in a result
 _DESCRIPTORS = (staticmethod, classmethod)
+_CACHED = functools._lru_cache_wrapper
 _MADE = frozenset({"_abc_impl", "_field_defaults", "__annotate__", "__annotate_func__"})  # by Python itself
 
 
@@ -248,7 +249,7 @@ class Reader:
         self._origin = origins([*packages, *declaring(self._kept, self._inner)])
 
     def body(self, task: object) -> object:
-        """Return what a task runs: decorations that say where the function is are taken off."""
+        """Return what a task runs: decorations that do not change it are taken off."""
         while type(task) is not FunctionType:
             made: Any = task
             if issubclass(type(made), Task) and not made.arguments:
@@ -261,10 +262,8 @@ class Reader:
         return task
 
     def _inner(self, value: object) -> object | None:
-        if is_a(value, type, ModuleType, functools.partial, MethodType, *_DESCRIPTORS):
-            return None
-        inner = task_body(value)
-        return state_of(value).get("__wrapped__") if inner is None else inner
+        """Return what a task or a cache runs. Any other wrapper has code and state of its own."""
+        return state_of(value).get("__wrapped__") if type(value) is _CACHED else task_body(value)
 
     def read(self, value: object) -> Reading:
         """Return what a value says by itself; the caller follows it."""
@@ -310,9 +309,14 @@ class Reader:
                 reading.blind(name)
             else:
                 self._refer(reading, name, value, shape)
-        wrapped = function.__dict__.get("__wrapped__")
-        if wrapped is not None:
-            self._refer(reading, "__wrapped__", wrapped)
+        self._attributes(reading, function)
+
+    def _attributes(self, reading: Reading, function: FunctionType) -> None:
+        for name, held in function.__dict__.items():
+            if name == "__wrapped__":
+                self._refer(reading, function.__name__, held)
+            elif not name.startswith("__"):  # the code may rebind it
+                reading.blind(f"{function.__name__}.{name}")
 
     def _content(self, reading: Reading, label: str, value: object) -> None:
         """Read a default or a bound argument: the function's own, so lists and dicts count as they are."""
@@ -412,9 +416,8 @@ class Reader:
         qualname = value.__qualname__ if type(value) is FunctionType else _qualname(value)
         reading.parts.append(qualname)
         self._foreign(reading, qualname, home)
-        wrapped = value.__dict__.get("__wrapped__") if type(value) is FunctionType else None
-        if wrapped is not None:  # decorated by code that is not the user's
-            self._refer(reading, qualname, wrapped)
+        if type(value) is FunctionType:  # decorated by code that is not the user's
+            self._attributes(reading, value)
 
     def _foreign(self, reading: Reading, label: str, home: str) -> None:
         reading.parts.append(home)
@@ -436,11 +439,12 @@ class Reader:
             if home.partition(".")[0] == "graflow_ckpt":
                 return
             reading.blind(label or "self")
-            if self._origin(home) == OWN:
+            own = self._origin(home) == OWN
+            if own:
                 self._code(reading, kind)
-                for held in state_of(value).values():
-                    if type(held) is FunctionType:
-                        self._code(reading, held)
+            for name, held in state_of(value).items():
+                if name == "__wrapped__" or (own and type(held) is FunctionType):
+                    reading.leads.append(held)  # read once, whatever it refers to
 
 
 def _home(function: FunctionType) -> str:

@@ -422,6 +422,11 @@ def test_helpers_in_other_modules_of_the_user_are_followed(monkeypatch: pytest.M
         ("class A: pass\ndef run(x=A()): pass", ("x (default)",)),
         ("def run(x=[1, [].append]): pass", ("x (default)",)),
         ("from functools import partial\nrun = partial(print, [print])", ("0 (bound)",)),
+        ("def h(): return h.rate\nh.rate = 1\ndef run(): return h()", ("h.rate",)),
+        (
+            "from functools import singledispatch\n@singledispatch\ndef h(x): pass\ndef run(): h(1)",
+            ("h._clear_cache", "h.dispatch", "h.register", "h.registry"),
+        ),
         ("def make():\n  log = []\n  return lambda: log\nrun = make()", ("log",)),
         ("def make():\n  def f(): return later\n  return f\n  later = 1\nrun = make()", ("later",)),
     ],
@@ -464,6 +469,35 @@ def test_the_class_of_a_global_object_is_followed_though_its_state_is_not_seen()
 
     assert changed(program, program.replace("return 1", "return 2"))
     assert of(program).not_seen == ("model",)
+
+
+DECORATED = """
+    from functools import update_wrapper
+    class Twice:
+        def __init__(self, f, rate): update_wrapper(self, f); self.f, self.rate = f, rate
+        def __call__(self, x): return self.f(x) * self.rate
+    def inner(x): return x + 1
+    once = Twice(inner, 2)
+    run = Twice(once, 3)
+    def named(x): return run(x)
+"""
+
+
+@pytest.mark.parametrize("task", ["run", "named"])
+def test_an_object_that_wraps_a_function_is_followed_like_the_function_and_its_state_is_named(
+    task: str,
+) -> None:
+    base = of(DECORATED, task)
+
+    assert base.digest != of(DECORATED.replace("* self.rate", "+ self.rate"), task).digest
+    assert base.digest != of(DECORATED.replace("return x + 1", "return x + 2"), task).digest
+    assert set(base.not_seen) == {"run" if task == "named" else "self", "self"}
+
+
+def test_an_object_that_wraps_itself_has_a_fingerprint() -> None:
+    program = "class A:\n  def __call__(self): pass\nrun = A()\nrun.__wrapped__ = run\ndef go(): run()"
+
+    assert (of(program).not_seen, of(program, "go").not_seen) == (("self",), ("run", "self"))
 
 
 # --- tasks of one graph ---------------------------------------------------------------------------

@@ -263,10 +263,9 @@ class OwnExecution(Execution):
     @collector_at_rest()
     def _prepare(self, start: str | None) -> list[Op]:
         """Check all that can be checked before the first task; the first transition."""
-        context, state = self.context, self.context.state
-        state.limit_to(context.taken_limit())
-        fresh = context.found is None
-        if fresh and not context.started:
+        context, limit = self.context, self.context.taken_limit()
+        fresh, again = context.found is None, context.started
+        if fresh and not again:
             context.note_inputs()
         self._bindings = self._check(start, self.home.inputs)
         context.begin()
@@ -274,10 +273,12 @@ class OwnExecution(Execution):
         self.home.run_with(self.settings)
         if not fresh or wants_home(context, self._bindings):
             self._move_in(fresh)
+        resuming.replace_torn(context)
+        state = context.state
+        state.limit_to(limit)
         epoch = self.home.lease.epoch if self.home.lease is not None else 0
-        if fresh and start is None and state.specs:
-            return [("reopen", epoch, state.max_steps)]  # the caller has queued what is to run
-        if fresh or start is not None:
+        begun = context.found is not None or state.specs or state.gates
+        if start is not None or not begun:
             state.start_at(self.graph.starts)
             if context.basis.again:
                 former = f"session {state.session} was finished and begins run {state.run}"
@@ -286,6 +287,8 @@ class OwnExecution(Execution):
             routes = self.graph.routes
             ops: list[Op] = [("clear",), ("reopen", epoch, state.max_steps)]
             return ops + [routes[name].enqueue() for name in self.graph.starts]
+        if fresh and not again:
+            return [("reopen", epoch, state.max_steps)]  # the caller has queued what is to run
         return self._resume(epoch)
 
     def _move_in(self, fresh: bool) -> None:
@@ -395,19 +398,7 @@ class OwnExecution(Execution):
             self._emit("session_ended", status="failed", reason=back.outcome.error)
             raise self._with_note(error)
         context = self.context
-        context.session.close(
-            errors.SessionError("the session went back to an earlier cut", session=context.session_id)
-        )
-        load = partial(resuming.load, context)
-        found = self.home.newest(load) if self.home.lease is not None else None
-        if found is None:
-            raise errors.ValueTorn(
-                f"Task {task!r} failed after it may have changed {back.names[0]!r} in place, "
-                "and there is no checkpoint to go back to.",
-                hint="Cut before it (context.checkpoint(), a policy), or get the value with readonly=True.",
-                task=task,
-                name=back.names[0],
-            ) from error
+        found = resuming.load_cut(context, task, back.names[0], error)
         while self.stop.signal is None and (left := back.outcome.due - context.session.clock()) > 0:
             sleep(min(left, 0.1))
         self._emit("session_went_back", task, step=context.steps, path=found.path)

@@ -170,6 +170,30 @@ def load(context: ExecutionContext, found: Found) -> None:
     context.stand_on(Basis(found, payload, replayed, damage), state)
 
 
+def load_cut(context: ExecutionContext, task: str, name: str, error: BaseException | None) -> Found:
+    """Replace the session by its newest cut; ValueTorn if there is none."""
+    why = errors.SessionError("the session went back to an earlier cut", session=context.session_id)
+    context.session.close(why)
+    found = context.home.newest(partial(load, context)) if context.home.lease is not None else None
+    if found is None:
+        raise errors.ValueTorn(
+            f"Task {task!r} {'failed' if error else 'was interrupted'} after it may have changed {name!r} "
+            "in place, and there is no checkpoint to go back to.",
+            hint="Cut before it (context.checkpoint(), a policy), or get the value with readonly=True.",
+            task=task,
+            name=name,
+        ) from error
+    return found
+
+
+def replace_torn(context: ExecutionContext) -> None:
+    """Go back to a cut if an execution that was interrupted has left values on loan."""
+    session = context.session
+    if session.broken is None and (names := session.on_loan()):
+        tasks = [session.state.specs[key].task_id for key in session.state.claimed]
+        load_cut(context, ", ".join(tasks), names[0], None)
+
+
 def _replay(
     context: ExecutionContext, state: SessionState, found: Found
 ) -> tuple[int, errors.JournalDamaged | None]:
@@ -210,7 +234,8 @@ def plan_for(context: ExecutionContext, *, noted: bool = False) -> Plan:
 
     `noted`: if nothing has changed, only with the rows that have a note.
     """
-    assert context.found is not None
+    if context.found is None:  # all that it has done, it has done with these tasks
+        return make_plan((), ())
     facts, state = context.found.facts, context.state  # with the journal's records, where there are any
     if context.settings.recorded:  # it has a record of every claim
         running: Collection[int] = state.claimed
@@ -247,8 +272,7 @@ def accept(plan: Plan, session: str) -> None:
 
 def report_settings(context: ExecutionContext) -> None:
     """Log how the settings differ from those of the checkpoint, and which of those no checkpoint keeps."""
-    assert context.found is not None
-    session, stored = context.session_id, context.found.meta.get("settings")
+    session, stored = context.session_id, context.found and context.found.meta.get("settings")
     missing = set((stored or {}).get("lost", ())) - set(context.settings.document().get("lost", ()))
     for how, found in (
         ("with other settings", "; ".join(context.settings.differences(stored))),

@@ -141,6 +141,8 @@ def test_a_gate_that_nobody_will_fill_is_stalled_not_completed(workflow: Make) -
 
     assert stalled.value.gates == ["join"]
     assert flow.execution_context.status == "stalled"
+    with pytest.raises(Stalled, match="join"):
+        flow.execution_context.execute()  # and does not start over
 
 
 # --- finished, foreign and changed sessions ---------------------------------------------

@@ -20,8 +20,9 @@ from graflow_ckpt import (
     task,
     workflow,
 )
-from graflow_ckpt.core.errors import GraphError, MaxCyclesExceeded, ValueTorn
-from graflow_ckpt.core.task import Task
+from graflow_ckpt.core.errors import GraphError, MaxCyclesExceeded, TaskError, ValueTorn
+from graflow_ckpt.core.task import Options, Task
+from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores import open_store
 from tests.acceptance.places import Box
 from tests.loops import chain
@@ -208,6 +209,80 @@ def test_going_back_remembers_limits_and_tasks_made_at_run_time() -> None:
 
     assert made == [1]
     assert len(flow.get_channel().get("box").items) == 2
+
+
+# --- the same context once more --------------------------------------------------------
+
+
+def interrupted(*tasks: Task, **options: Any) -> ExecutionContext:
+    """A new session whose first execution a KeyboardInterrupt has ended."""
+    context = ExecutionContext(graph_of(*tasks), **options)
+    with pytest.raises(KeyboardInterrupt):
+        context.execute()
+    return context
+
+
+INJECTED = Options(inject_context=True)
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+@pytest.mark.parametrize("durability", ["none", "checkpoint", "journal"])
+def test_after_a_keyboard_interrupt_the_same_context_continues_also_with_tasks_made_at_run_time(
+    session: str | None, durability: Any, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"  # a task made at run time continues as a copy
+
+    def made() -> int:
+        first = not ran.exists()
+        ran.touch()
+        if first:
+            raise KeyboardInterrupt
+        return 5
+
+    def a(context: Any) -> None:
+        context.next_task(task(id="made")(made))
+
+    settings = Settings(durability=durability)
+    context = interrupted(Task("a", a, INJECTED), session_id=session, settings=settings)
+
+    assert context.execute() == 5
+    assert (context.completed_tasks, context.steps) == ({"a", "made"}, 2)
+
+
+def test_after_a_keyboard_interrupt_with_a_journal_the_task_is_in_doubt() -> None:
+    def a() -> None:
+        raise KeyboardInterrupt
+
+    once = Task("a", a, Options(on_interrupted="fail"))
+    context = interrupted(once, session_id="s", settings=Settings(durability="journal"))
+
+    with pytest.raises(TaskError, match="a was running when its process died"):
+        context.execute()
+
+
+@pytest.mark.parametrize("durability", ["none", "checkpoint"])
+def test_a_live_value_that_an_interrupt_has_left_on_loan_is_not_continued_with(durability: Any) -> None:
+    def make(context: Any) -> None:
+        context.get_channel().set("box", Box())
+        if durability == "checkpoint":
+            context.checkpoint()
+
+    def turn(context: Any) -> int:
+        context.get_channel().get("box").items.append(1)
+        if not interrupts:
+            interrupts.append(1)
+            raise KeyboardInterrupt
+        return len(context.get_channel().get("box").items)
+
+    interrupts: list[int] = []
+    made, turned = Task("make", make, INJECTED), Task("turn", turn, INJECTED)
+    context = interrupted(made, turned, session_id="s", settings=Settings(durability=durability))
+
+    if durability == "checkpoint":
+        assert context.execute() == 1
+    else:
+        with pytest.raises(ValueTorn, match="'turn' was interrupted .*'box'.* no checkpoint to go back to"):
+            context.execute()
 
 
 # --- the context afterwards ------------------------------------------------------------

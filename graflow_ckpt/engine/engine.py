@@ -155,6 +155,14 @@ class Execution:
 
     def _check_finished(self) -> None:
         """Refuse what is not to be executed twice."""
+        if self.settings.on_finished != "return":
+            again = self.settings.on_finished == "again"
+            why = ": an ExecutionContext has one run." if again else " and on_finished='error'."
+            raise errors.SessionFinished(
+                f"Session {self.context.session_id} was finished{why}",
+                hint="Use another session id. Outside of Redis the next run begins when it is opened.",
+                session=self.context.session_id,
+            )
 
     def _check(self, start: str | None, inputs: Collection[str]) -> dict[str, Binding]:
         """Check all that can be checked before the first task."""
@@ -249,9 +257,6 @@ class OwnExecution(Execution):
         return self._end()
 
     # --- before ------------------------------------------------------------------------
-
-    def _is_over(self, start: str | None) -> bool:
-        return self.context.found is not None and super()._is_over(start)
 
     def _workflow(self) -> str | None:
         return self.context.found.meta.get("workflow") if self.context.found is not None else None

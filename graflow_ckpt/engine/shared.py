@@ -321,15 +321,6 @@ class SharedExecution(Execution):
     def _workflow(self) -> str | None:
         return self.home.facts.get("workflow")
 
-    def _check_finished(self) -> None:
-        if self.settings.on_finished != "return":
-            again = self.settings.on_finished == "again"
-            why = ": a session in Redis has one run." if again else " and on_finished='error'."
-            raise errors.SessionFinished(
-                f"Session {self._outside.id} was finished{why}", hint="Use another session id.",
-                session=self._outside.id,
-            )  # fmt: skip
-
     def _open(self, start: str | None) -> bool:
         context, state = self.context, self.context.state
         if state.next_key > 1:

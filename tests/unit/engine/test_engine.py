@@ -20,7 +20,15 @@ from graflow_ckpt import (
     task,
     workflow,
 )
-from graflow_ckpt.core.errors import GraphError, MaxCyclesExceeded, TaskError, ValueTorn
+from graflow_ckpt.core.errors import (
+    GraphError,
+    MaxCyclesExceeded,
+    SessionCancelled,
+    SessionFinished,
+    TaskError,
+    ValueTorn,
+    WorkflowCancelled,
+)
 from graflow_ckpt.core.task import Options, Task
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores import open_store
@@ -283,6 +291,36 @@ def test_a_live_value_that_an_interrupt_has_left_on_loan_is_not_continued_with(d
     else:
         with pytest.raises(ValueTorn, match="'turn' was interrupted .*'box'.* no checkpoint to go back to"):
             context.execute()
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_new_session_that_is_finished_gives_its_result_and_runs_nothing(session: str | None) -> None:
+    ran: list[int] = []
+    context = ExecutionContext(graph_of(Task("a", lambda: ran.append(1) or 7)), session)
+
+    assert [context.execute(), context.execute()] == [7, 7]
+
+    assert ran == [1]
+
+
+def test_a_new_session_that_was_cancelled_is_not_executed_again() -> None:
+    context = ExecutionContext(graph_of(Task("a", lambda context: context.cancel_workflow("no"), INJECTED)))
+    with pytest.raises(WorkflowCancelled):
+        context.execute()
+
+    with pytest.raises(SessionCancelled, match="no"):
+        context.execute()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"), [("again", ": an ExecutionContext has one run"), ("error", " and on_finished='error'")]
+)
+def test_a_context_that_is_finished_says_so_if_its_result_is_not_wanted(wanted: Any, why: str) -> None:
+    context = ExecutionContext(graph_of(Task("a", lambda: 1)), settings=Settings(on_finished=wanted))
+    context.execute()
+
+    with pytest.raises(SessionFinished, match=f"was finished{why}"):
+        context.execute()
 
 
 # --- the context afterwards ------------------------------------------------------------

@@ -134,18 +134,18 @@ class Attempt:
         if is_atom(default):
             return default
         try:
-            mark = _mark(default)
+            before = mark(default)
         except NotStorable:  # it need not be: only what is changed is kept
             return default
         known = self.defaults.setdefault(name, [])
         if all(value is not default for value, _ in known):
-            known.append((default, mark))
-        same = (v for v, m in known if m == mark and type(v) is type(default))
+            known.append((default, before))
+        same = (v for v, m in known if m == before and type(v) is type(default))
         return next(same, default)
 
     def _changed_default(self, name: str) -> Any:
         """Return what the body has made of a default; None if it has changed none of them."""
-        changed = [value for value, mark in self.defaults.get(name, ()) if _mark(value, name) != mark]
+        changed = [value for value, before in self.defaults.get(name, ()) if mark(value, name) != before]
         if len(changed) > 1:
             raise NotStorable(
                 f"Task {self.claim.spec.task_id!r} got {name!r} several times with different defaults, and "
@@ -419,7 +419,7 @@ def _list(name: str, value: Any) -> list[Any]:
     return value
 
 
-def _mark(value: Any, name: str = "default") -> bytes:
+def mark(value: Any, name: str = "default") -> bytes:
     """Return bytes that differ when the value does."""
     cell = to_cell(value)
     return cell if isinstance(cell, bytes) else live_digest(value, name)

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
 from graflow_ckpt.checkpoint.values.attachments import Attachment, attach, record
 from graflow_ckpt.checkpoint.values.codec import FORGOTTEN, check_storable
-from graflow_ckpt.core.errors import GraflowError, GraphError, UnknownTask, WorkflowCancelled
+from graflow_ckpt.core.errors import GraflowError, GraphError, NotStorable, UnknownTask, WorkflowCancelled
 from graflow_ckpt.core.facts import NO_DATA, RESULT, Cell, Live, Next, Request, Spawned
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine.attempt import Attempt
+from graflow_ckpt.engine.attempt import Attempt, mark
 from graflow_ckpt.engine.bind import MISSING, Binding
 
 _log = logging.getLogger("graflow_ckpt.task")
@@ -29,8 +29,18 @@ def same_task(record: Cell, other: Cell) -> bool:
     """Return True if two records of a task made at run time run the same body with the same arguments."""
     if isinstance(record, Live) and isinstance(other, Live):
         mine, theirs = record.value[0], other.value[0]
-        return mine is theirs or (mine.func is theirs.func and mine.arguments == theirs.arguments)
+        return mine is theirs or (mine.func is theirs.func and _same(mine.arguments, theirs.arguments))
     return record == other
+
+
+def _same(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Return True if arguments are the same objects, or are stored alike: `==` of an array is no answer."""
+    if mine.keys() != theirs.keys():
+        return False
+    try:
+        return all(theirs[name] is value or mark(theirs[name]) == mark(value) for name, value in mine.items())
+    except NotStorable:
+        return False
 
 
 def made_differently(name: str) -> GraphError:
@@ -235,7 +245,8 @@ class TaskExecutionContext:
     def _spawn(self, task: Task, before: tuple[str, ...]) -> None:
         known = self._host.task_of(task.name)
         if known is not None and not self._host.is_made(task.name):
-            if known.func is task.func and not before:
+            bound = task.arguments  # none: as it is in the graph
+            if known.func is task.func and not before and (not bound or _same(bound, known.arguments)):
                 return  # the graph has it already
             raise GraphError(
                 f"next_task: the graph already has another task {task.name!r}.",

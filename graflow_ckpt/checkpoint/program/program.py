@@ -8,8 +8,8 @@ Fingerprints: is this still the task that made the result? A fingerprint covers 
 (instructions, constants, names and flags), its defaults and bound arguments, constants in its module or
 closure, and the functions and classes of the user's own modules that it names, followed as far as they go. A
 package that decorates tasks is the user's own wherever it is, in a checkout or installed. What it cannot see
-it names in `not_seen`: objects, mutable containers, attributes of functions, installed packages by their name.
-The standard library, this package, loggers and type hints are not listed.
+it names in `not_seen`: objects, mutable containers, attributes of functions, installed packages by their
+name. The standard library, this package, loggers and type hints are not listed.
 
 Promise: the same source gives the same digest in another process, on other lines, under another module name,
 with other comments and docstrings. At worst an unchanged task is taken for a changed one, never the other way

@@ -289,7 +289,7 @@ def test_a_live_value_that_an_interrupt_has_left_on_loan_is_not_continued_with(d
     if durability == "checkpoint":
         assert context.execute() == 1
     else:
-        with pytest.raises(ValueTorn, match="'turn' was interrupted .*'box'.* no checkpoint to go back to"):
+        with pytest.raises(ValueTorn, match=r"'turn' was interrupted .*'box'.* no checkpoint to go back to"):
             context.execute()
 
 

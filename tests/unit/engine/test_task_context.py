@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from graflow_ckpt import CheckpointManager, Event, PendingCheckpoint, task, workflow
@@ -225,6 +227,25 @@ def test_a_task_that_is_in_the_graph_is_not_made() -> None:
     assert ctx.execution_context.completed_tasks == {"a", "x"}
 
 
+def test_a_task_of_the_graph_is_asked_for_as_it_is_there_and_with_other_arguments_refused() -> None:
+    seen: list[Any] = []
+    b = task(id="b")(lambda x: seen.append(list(x)))
+
+    def asking(*wanted: Any) -> None:
+        def a(context: Any) -> None:
+            for one in wanted:
+                context.next_task(one)
+
+        chain(a).add(b.bind(x=np.array([1, 2]))).execute("a")
+
+    asking(b, "b", b.bind(x=np.array([1, 2])))
+    assert seen == [[1, 2]] * 3
+    for other in (np.array([1, 3]), 1, threading.Lock()):
+        with pytest.raises(GraphError, match="already has another task 'b'"):
+            asking(b.bind(x=other))
+    assert len(seen) == 3
+
+
 @pytest.mark.parametrize(
     ("body", "kind", "words"),
     [
@@ -269,10 +290,10 @@ def test_two_tasks_of_one_name_made_at_run_time_are_refused(durability: Any) -> 
 
     def twice(context: Any) -> None:
         for n in (1, 2):
-            context.next_task(part.bind(id="p", n=n))
+            context.next_task(part.bind(id="p", n=np.array([n, n])))
 
     def in_two_rounds(context: Any) -> None:
-        context.next_task(part.bind(id="p", n=context.cycle))
+        context.next_task(part.bind(id="p", n=np.array([context.cycle, 0])))
         if context.cycle == 0:
             context.next_iteration()
 
@@ -284,11 +305,11 @@ def test_two_tasks_of_one_name_made_at_run_time_are_refused(durability: Any) -> 
 @pytest.mark.parametrize("durability", ["none", "checkpoint"])
 def test_the_same_task_may_be_made_again_and_another_one_once_the_first_has_run(durability: Any) -> None:
     seen: list[int] = []
-    part = task(id="part")(lambda n: seen.append(n) or n)  # type: ignore[func-returns-value]
+    part = task(id="part")(lambda n: seen.append(n[0]))
 
     def body(context: Any) -> None:
         for _ in range(2):
-            context.next_task(part.bind(id="p", n=context.cycle))
+            context.next_task(part.bind(id="p", n=np.array([context.cycle, 0])))
         if context.cycle == 0:
             context.next_task("again")
 

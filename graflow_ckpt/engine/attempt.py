@@ -133,9 +133,8 @@ class Attempt:
             return changed
         if is_atom(default):
             return default
-        try:
-            before = mark(default)
-        except NotStorable:  # it need not be: only what is changed is kept
+        before = mark(default)
+        if not before:  # it need not be storable: only what is changed is kept
             return default
         known = self.defaults.setdefault(name, [])
         if all(value is not default for value, _ in known):
@@ -145,7 +144,7 @@ class Attempt:
 
     def _changed_default(self, name: str) -> Any:
         """Return what the body has made of a default; None if it has changed none of them."""
-        changed = [value for value, before in self.defaults.get(name, ()) if mark(value, name) != before]
+        changed = [value for value, before in self.defaults.get(name, ()) if mark(value) != before]
         if len(changed) > 1:
             raise NotStorable(
                 f"Task {self.claim.spec.task_id!r} got {name!r} several times with different defaults, and "
@@ -203,7 +202,9 @@ class Attempt:
         value = from_cells(name, cell, (*items, *own))
         self._take(name, value, Live(value) if items or own or isinstance(cell, bytes) else cell, version)
         if self._digest or not self.values.shares:
-            self.digests[name] = live_digest(self._whole(name, value))
+            digest = (live_digest if self.checks else _digest)(self._whole(name, value))
+            if digest:  # else it counts as changed
+                self.digests[name] = digest
         if self.over is not None:  # while it was lent: nothing else returns it
             self._return(name)
             raise self.over
@@ -386,12 +387,7 @@ class Attempt:
 
     def changed(self, name: str, value: Any) -> bool:
         """Return True if a live value may differ from what it was when it was lent."""
-        if name not in self.digests:
-            return True
-        try:
-            return live_digest(self._whole(name, value)) != self.digests[name]
-        except NotStorable:  # it was storable before
-            return True
+        return name not in self.digests or _digest(self._whole(name, value)) != self.digests[name]
 
     def give_back(self) -> None:
         if self.got:
@@ -419,10 +415,10 @@ def _list(name: str, value: Any) -> list[Any]:
     return value
 
 
-def mark(value: Any, name: str = "default") -> bytes:
-    """Return bytes that differ when the value does."""
+def mark(value: Any) -> bytes:
+    """Return bytes that differ when the value does; none of what cannot be stored."""
     cell = to_cell(value)
-    return cell if isinstance(cell, bytes) else live_digest(value, name)
+    return cell if isinstance(cell, bytes) else _digest(value)
 
 
 def from_cells(name: str, cell: Cell, items: Sequence[Cell]) -> Any:

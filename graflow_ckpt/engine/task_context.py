@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
 from graflow_ckpt.checkpoint.values.attachments import Attachment, attach, record
 from graflow_ckpt.checkpoint.values.codec import FORGOTTEN, check_storable
-from graflow_ckpt.core.errors import GraflowError, GraphError, NotStorable, UnknownTask, WorkflowCancelled
+from graflow_ckpt.core.errors import GraflowError, GraphError, UnknownTask, WorkflowCancelled
 from graflow_ckpt.core.facts import NO_DATA, RESULT, Cell, Live, Next, Request, Spawned
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.attempt import Attempt, mark
@@ -35,12 +35,9 @@ def same_task(record: Cell, other: Cell) -> bool:
 
 def _same(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
     """Return True if arguments are the same objects, or are stored alike: `==` of an array is no answer."""
-    if mine.keys() != theirs.keys():
-        return False
-    try:
-        return all(theirs[name] is value or mark(theirs[name]) == mark(value) for name, value in mine.items())
-    except NotStorable:
-        return False
+    return mine.keys() == theirs.keys() and all(
+        theirs[name] is value or mark(theirs[name]) == mark(value) != b"" for name, value in mine.items()
+    )
 
 
 def made_differently(name: str) -> GraphError:

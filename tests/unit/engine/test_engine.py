@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,47 @@ def test_going_back_remembers_limits_and_tasks_made_at_run_time() -> None:
 
     assert made == [1]
     assert len(flow.get_channel().get("box").items) == 2
+
+
+class Locked(Box):
+    """A live value that has no pickle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def locked(readonly: bool, fails: bool) -> Any:
+    """A task with a retry that works on a value without a pickle, which only durability="none" takes."""
+
+    def make(context: Any) -> None:
+        context.get_channel().set("box", Locked())
+
+    def turn(context: Any) -> int:
+        box = context.get_channel().get("box", readonly=readonly)
+        context.get_channel().get("locks", default=[]).append(box.lock)
+        if fails and context.attempt == 1:
+            raise OSError
+        return int(context.attempt)
+
+    return chain(make, turn, max_retries=1, durability="none")
+
+
+@pytest.mark.parametrize(
+    ("readonly", "fails", "attempt"), [(False, False, 1), (True, False, 1), (True, True, 2)]
+)
+def test_what_cannot_be_pickled_is_lent_to_a_task_with_retries(
+    readonly: bool, fails: bool, attempt: int
+) -> None:
+    flow = locked(readonly, fails)
+
+    assert flow.execute() == attempt
+    assert len(flow.get_channel().get("locks")) == 1
+
+
+def test_what_cannot_be_pickled_counts_as_changed_by_an_attempt_that_fails() -> None:
+    with pytest.raises(ValueTorn, match="'box' in place, and there is no checkpoint"):
+        locked(readonly=False, fails=True).execute()
 
 
 # --- the same context once more --------------------------------------------------------

@@ -8,6 +8,7 @@ a `Route` per node with its ops ready made, so that a plain completion costs no 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from graflow_ckpt.core.errors import GraphError, UnknownTask
@@ -226,13 +227,13 @@ class TaskGraph:
                 for other, tasks in groups:
                     other.lenient |= tasks < inside
 
-    def extend(self, spawner: str, task: Task, before: tuple[str, ...]) -> None:
-        """Add a task made at run time to a compiled graph, before `before`."""
+    def extend(self, spawner: str, task: Task, before: tuple[str, ...]) -> Callable[[], None]:
+        """Add a task made at run time to a compiled graph, before `before`; return what undoes that."""
         if task.name in self.routes:
             route = self.routes[task.name]  # made again by a loop
-            self.nodes[task.name] = route.node = task
-            route.options = task.options
-            return
+            undo = partial(self._replace, route, route.node, route.options)
+            self._replace(route, task, task.options)
+            return undo
         self.made.add(task.name)
         self.nodes[task.name] = task
         self.successors[task.name] = list(before)
@@ -245,6 +246,19 @@ class TaskGraph:
             self.gate(name)
             self.routes[name].ways += 1
         self._prepare(task.name)
+        return partial(self._remove, route)
+
+    def _replace(self, route: Route, node: Node, options: Options) -> None:
+        self.nodes[route.name] = route.node = node
+        route.options = options
+
+    def _remove(self, route: Route) -> None:
+        for names in (self.nodes, self.successors, self.routes):
+            del names[route.name]
+        self.made.discard(route.name)
+        self.live.discard(route.name)
+        for target in route.forward:  # which keeps its gate: one arrival passes it
+            self.routes[target].ways -= 1
 
     def edges_from(self, sources: set[str], target: Route) -> int:
         """Count the forward edges from these to the target; the maker of a task leads to it, too."""

@@ -10,7 +10,7 @@ through one queue, together with signals and deadlines.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
@@ -30,7 +30,7 @@ from graflow_ckpt.core.errors import (
     WorkerDied,
     WriteConflict,
 )
-from graflow_ckpt.core.facts import Cancelled, Cell, Claim, Done, Failed, Live, Op, Outcome
+from graflow_ckpt.core.facts import Cancelled, Cell, Claim, Done, Failed, Live, Op, Outcome, Spawned
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.announcer import Announcer
@@ -298,6 +298,8 @@ class Run:
         if died and claim.spec.crashes + 1 < CRASH_BUDGET:
             return self._crashed(claim, outcome)
         conflict: WriteConflict | TooLarge | GraphError | None = None
+        made: Sequence[Spawned] = ()
+        undo: Sequence[Callable[[], None]] = ()
         try:
             if isinstance(outcome, Failed):
                 self._check_torn(claim, self._let_go(attempt), outcome)
@@ -305,12 +307,18 @@ class Run:
             elif isinstance(outcome, Cancelled):
                 self.torn += self._let_go(attempt)
             else:
-                for spawned in outcome.effects.spawned:
-                    self.graph.extend(claim.spec.task_id, spawned.task, spawned.before)
-            ops = decide(self.graph, claim, outcome, self.settings.on_failure)
-            self._unlucky.discard(claim.spec.key)
-            ops.append(("claim", self._unused()))
-            claims = self._commit(ops, attempt)
+                made = outcome.effects.spawned
+            try:
+                if made:
+                    undo = [self.graph.extend(claim.spec.task_id, m.task, m.before) for m in made]
+                ops = decide(self.graph, claim, outcome, self.settings.on_failure)
+                self._unlucky.discard(claim.spec.key)
+                ops.append(("claim", self._unused()))
+                claims = self._commit(ops, attempt)
+            except BaseException:
+                for forget in reversed(undo):  # else the graph of a worker has what its session has not
+                    forget()
+                raise
         except (WriteConflict, TooLarge, GraphError) as error:  # nothing was committed
             conflict = error
             names = self._let_go(attempt)

@@ -277,6 +277,21 @@ def test_of_a_join_only_the_first_task_made_before_it_changes_what_its_predecess
     assert graph.cut_off(graph.routes["x"], frozenset(), True) == ([], {"b": 1})
 
 
+def test_a_task_made_at_run_time_is_taken_back_in_the_reverse_order() -> None:
+    graph = graph_of("ab", "bc")
+    first, second = Task("x", len), Task("x", max)
+    before = ({*graph.nodes}, {*graph.live}, graph.cut_off(graph.routes["a"], frozenset(), True))
+
+    undo = [graph.extend("a", one, ("b",)) for one in (first, second)]
+
+    assert graph.routes["b"].ways == 2
+    undo.pop()()
+    assert graph.nodes["x"] is graph.routes["x"].node is first
+    undo.pop()()
+    assert before == ({*graph.nodes}, {*graph.live}, graph.cut_off(graph.routes["a"], frozenset(), True))
+    assert graph.made == set()
+
+
 def test_compiling_anew_forgets_what_was_made_at_run_time() -> None:
     graph = graph_of("ab")
     graph.extend("a", Task("x", len), ("b",))

@@ -546,3 +546,30 @@ def test_cancelling_aexecute_stops_the_session_after_what_runs_and_keeps_it() ->
     assert flow.execution_context.home.last.steps == 1
     assert flow.execute() == 2
     assert ran == [1]
+
+
+# --- tasks made at run time ------------------------------------------------------------
+
+
+def test_a_task_that_was_made_by_a_commit_that_is_refused_is_not_in_the_graph() -> None:
+    data: list[int] = []
+
+    def a(context: Any) -> None:
+        channel = context.get_channel()
+        if channel.get("n") == 0:
+            context.next_task(task(id="made")(lambda: None), before="b")
+            channel.set("n", 1)
+            context.execution_context.channel.set("n", 2)  # so that this attempt conflicts
+        else:
+            context.next_task("c", goto=True, data=7)  # which no other branch of b leads to
+
+    def c(value: int) -> None:
+        data.append(value)
+
+    flow = chain(a, idle("b")[0], c)
+    flow.get_channel().set("n", 0)
+    flow.execute()
+
+    assert data == [7]
+    assert "made" not in flow.graph.nodes
+    assert flow.execution_context.state.skipped.keys() == {"b"}

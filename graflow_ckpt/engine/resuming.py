@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,9 @@ from graflow_ckpt.checkpoint.program.program import CurrentTask, Program, saved_
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core import errors
 from graflow_ckpt.core.events import Kind
-from graflow_ckpt.core.facts import Op
-from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.core.facts import JUMP, Op
+from graflow_ckpt.core.graph import Route, TaskGraph
+from graflow_ckpt.core.state import Gate, SessionState
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.engine.settings import Settings, tell_slow
@@ -245,7 +246,7 @@ def plan_for(context: ExecutionContext, *, noted: bool = False) -> Plan:
     graph, changed, known = context.graph, context.settings.changed, context.home.program
     if noted and known.is_unchanged(graph, facts["graph"]):
         saved = saved_tasks(facts, noted=True)
-        same = [CurrentTask(t.name, t.fingerprint, t.after) for t in saved if t.name in graph.nodes]
+        same = [CurrentTask(t.name, *t[2:]) for t in saved if t.name in graph.nodes]
         return make_plan(saved, same, changed)
     return make_plan(saved_tasks(facts), known.tasks_of(graph), changed)
 
@@ -272,7 +273,8 @@ def accept(plan: Plan, session: str) -> None:
 
 def report_settings(context: ExecutionContext) -> None:
     """Log how the settings differ from those of the checkpoint, and which of those no checkpoint keeps."""
-    session, stored = context.session_id, context.found and context.found.meta.get("settings")
+    session = context.session_id
+    stored = context.found.meta.get("settings") if context.found is not None else None
     missing = set((stored or {}).get("lost", ())) - set(context.settings.document().get("lost", ()))
     for how, found in (
         ("with other settings", "; ".join(context.settings.differences(stored))),
@@ -293,10 +295,10 @@ def reopen(context: ExecutionContext, plan: Plan, epoch: int, *, died: bool) -> 
     """Return the transition with which a new owner continues, or, if none has died, the same one."""
     going_on, failing = _in_doubt(context, plan.rerun | plan.recalled | plan.dropped, died)
     again: Op = ("reopen", epoch, context.state.max_steps)
-    return [*changes_of(context.graph, plan), *going_on, again, *failing]
+    return [*changes_of(context.graph, plan, context.state), *going_on, again, *failing]
 
 
-def changes_of(graph: TaskGraph, plan: Plan) -> list[Op]:
+def changes_of(graph: TaskGraph, plan: Plan, state: SessionState) -> list[Op]:
     """Return what a changed program has to run again, or does without."""
     ops: list[Op] = []
     anew = plan.rerun | plan.recalled
@@ -312,7 +314,20 @@ def changes_of(graph: TaskGraph, plan: Plan) -> list[Op]:
     ops += [
         graph.routes[n].enqueue() for n in sorted(anew) if n in graph.routes and not graph.routes[n].preds
     ]
-    return ops
+    queued = {spec.task_id for spec in state.specs.values()}
+    waiting = {name: gate for name, gate in state.waiting_gates().items() if name not in queued}
+    judged = [_judged(graph.routes[name], waiting[name]) for name in sorted(plan.judged & waiting.keys())]
+    return [*ops, *chain.from_iterable(judged)]
+
+
+def _judged(group: Route, gate: Gate) -> list[Op]:
+    """Return the ops with which a group waits under its present policy: what has arrived counts."""
+    need = group.need
+    if need > 0:  # less of a gate that waits for members that run again: the others are through
+        need = max(1, need - max(0, group.indegree - gate.size))
+    ops: list[Op] = [("again", group.name), ("expect", group.name, 0, gate.size, need)]
+    ops += [("toward", group.name, to, gate.size, need) for to in gate.toward.split(JUMP) if to]
+    return ops + [group.arrive(1)] * gate.ok + [group.arrive(0)] * (gate.arrived - gate.ok)
 
 
 def _in_doubt(context: ExecutionContext, rerun: frozenset[str], died: bool) -> tuple[list[Op], list[Op]]:

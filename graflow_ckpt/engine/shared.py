@@ -373,7 +373,7 @@ class SharedExecution(Execution):
         tasks = self.home.program.tasks_of(self.graph)
         plan = make_plan(saved_tasks(facts), tasks, self.settings.changed)
         resuming.accept(plan, state.session)
-        ops = resuming.changes_of(self.graph, plan)
+        ops = resuming.changes_of(self.graph, plan, state)
         if ops and (others := self.home.facts.workers()):
             raise errors.SessionBusy(
                 f"Tasks of session {state.session} are to run again with another program, and a worker "

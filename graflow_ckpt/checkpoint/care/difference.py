@@ -194,7 +194,7 @@ def _part(value: Any) -> HeldValue:
 
 def _prints(facts: Document) -> dict[str, Any]:
     return {
-        name: (task.get("after"), task.get("print"))
+        name: (task.get("after"), task.get("print"), task.get("policy"))
         for name, task in facts.get("graph", {}).get("tasks", {}).items()
     }
 

@@ -63,6 +63,8 @@ class Plan:
     """new tasks that do not run, because all that follows them keeps its result"""
     dropped: frozenset[str] = frozenset()
     """orphans whose state is dropped"""
+    judged: frozenset[str] = frozenset()
+    """groups that have another policy now: it counts where they still wait"""
 
     @property
     def refused(self) -> bool:
@@ -109,6 +111,7 @@ def make_plan(saved: Iterable[SavedTask], current: Iterable[CurrentTask], change
         absorbed=comparison.absorbed(),
         left_out=comparison.left_out,
         dropped=comparison.dropped,
+        judged=frozenset(comparison.judged) - comparison.rerun.keys() - comparison.recalled,
     )
 
 
@@ -144,7 +147,8 @@ class _Rows:
         not_seen = task.fingerprint.not_seen if task.fingerprint is not None else ()
         if not (
             not_seen or name in self.of.differing or name in self.of.unknown or self.of.moved or self.of.rerun
-        ):
+            or name in self.of.judged
+        ):  # fmt: skip
             return PlanRow(name, "reuse", was.state)
         verdict: Verdict = "reuse"
         notes: list[str] = []
@@ -166,6 +170,8 @@ class _Rows:
             notes.append(_why_unknown(was, task))
         if was.after != task.after and set(was.after) != set(task.after):
             notes.append(_moved(was, task))
+        if name in self.of.judged:
+            notes.append(f"{self.of.judged[name]}, since it has passed")
         if not_seen and verdict != "run again":
             notes.append(f"not seen: {', '.join(not_seen)}")
         return PlanRow(name, verdict, was.state, "; ".join(notes))
@@ -177,6 +183,8 @@ class _Rows:
             notes.append("changed since: the new code runs")
         if was.name in self.of.recalled:
             notes.append(_moved(was, self.of.now[was.name]))
+        if was.name in self.of.judged:
+            notes.append(self.of.judged[was.name])
         if was.name in self.of.rerun:
             notes.append(f"after {self.of.rerun[was.name]}, which runs again")
         if was.name in self.of.intruders:
@@ -249,10 +257,12 @@ class Comparison:
         self.intruders: dict[str, str] = {}
         """have not run, and are now before the completed task that is named"""
         self.recalled: set[str] = set()
+        self.judged: dict[str, str] = {}
+        """groups under another policy, and which"""
         self.moved: list[CurrentTask] = []
         for task in current:
             was = self.saved.get(task.name)
-            if was is not None and (was.fingerprint, was.after) != (task.fingerprint, task.after):
+            if was is not None and was[2:] != task[1:]:
                 self._compare(was, task)
         self._intrude()
         self.rerun: dict[str, str] = self._rerun() if changed == "rerun" else {}
@@ -264,8 +274,9 @@ class Comparison:
 
     def _compare(self, was: SavedTask, task: CurrentTask) -> None:
         outcome = compare(was.fingerprint, task.fingerprint)
-        if was.fingerprint is task.fingerprint is None:  # a group: no body, nothing to compare
-            pass
+        if was.fingerprint is task.fingerprint is None:  # a group: no body
+            if was.policy and was.policy != task.policy:
+                self.judged[task.name] = f"its policy was {was.policy} and is {task.policy}"
         elif outcome == "changed":
             self.differing.add(task.name)
         elif outcome == "unknown":

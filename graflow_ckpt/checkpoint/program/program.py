@@ -86,6 +86,7 @@ class SavedTask(NamedTuple):
     state: State
     fingerprint: Fingerprint | None = None
     after: tuple[str, ...] = ()
+    policy: str = ""  # of a group
 
 
 class CurrentTask(NamedTuple):
@@ -94,6 +95,7 @@ class CurrentTask(NamedTuple):
     name: str
     fingerprint: Fingerprint | None = None
     after: tuple[str, ...] = ()
+    policy: str = ""
 
 
 def describe(graph: TaskGraph, current: Sequence[CurrentTask]) -> Document:
@@ -104,7 +106,9 @@ def describe(graph: TaskGraph, current: Sequence[CurrentTask]) -> Document:
     }
     for name in tasks:
         node = graph.nodes[name]
-        if isinstance(node, Task) and node.arguments:
+        if isinstance(node, Group):
+            tasks[name]["policy"] = repr(node.policy)
+        elif node.arguments:
             tasks[name]["arguments"] = shown(node.arguments)
     edges = json.dumps([sorted(graph.nodes), sorted(graph.edges())])
     digest = blake2b(edges.encode(), digest_size=16).hexdigest()
@@ -131,15 +135,20 @@ def current_tasks(graph: TaskGraph) -> list[CurrentTask]:
     """Return the nodes of a compiled graph, for a plan; a group has no body and no fingerprint."""
     own = [node for name, node in graph.nodes.items() if name not in graph.made]
     prints = fingerprints({node.name: node for node in own if isinstance(node, Task)})
-    return [CurrentTask(n.name, prints.get(n.name), graph.routes[n.name].preds) for n in own]
+    return [CurrentTask(n.name, prints.get(n.name), graph.routes[n.name].preds, _policy(n)) for n in own]
+
+
+def _policy(node: Task | Group) -> str:
+    return repr(node.policy) if isinstance(node, Group) else ""
 
 
 def summary_of(graph: TaskGraph) -> str:
     """Return one digest for graph and tasks: if a checkpoint has the same, nothing has to be compared."""
     own = [node for name, node in graph.nodes.items() if name not in graph.made]
     code = outline({node.name: node for node in own if isinstance(node, Task)})
-    joined = (node.name for node in own if graph.successors[node.name] or not isinstance(node, Task))
-    edges = [(name, [t for t in graph.successors[name] if t not in graph.made]) for name in joined]
+    joined = (node for node in own if graph.successors[node.name] or not isinstance(node, Task))
+    made, onward = graph.made, graph.successors
+    edges = [(n.name, [t for t in onward[n.name] if t not in made], _policy(n)) for n in joined]
     return digest_of_plain((code, graph.starts, edges))
 
 
@@ -161,6 +170,7 @@ def saved_tasks(facts: Document, *, noted: bool = False) -> list[SavedTask]:
             states.get(name, "unreached"),
             Fingerprint.from_record(entry["print"]) if entry["print"] else None,
             tuple(entry["after"]),
+            entry.get("policy", ""),  # not in checkpoints of versions before
         )
         for name, entry in entries.items()
     ]

@@ -9,13 +9,18 @@ from typing import Any
 import numpy
 import pytest
 
-from graflow_ckpt import CheckpointManager, EveryTask, WorkflowEngine
+from graflow_ckpt import CheckpointManager, EveryTask, Workflow, WorkflowEngine, group, task, workflow
+from graflow_ckpt.checkpoint.program.plan import Plan
+from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import (
     GraphChanged,
     NoSession,
     SessionCancelled,
     SessionExists,
 )
+from graflow_ckpt.core.state import Gate, SessionState
+from graflow_ckpt.core.task import All, AtLeast, BestEffort, GroupPolicy
+from graflow_ckpt.engine.resuming import changes_of
 from tests.acceptance.places import Make
 from tests.loops import chain, pair
 
@@ -201,3 +206,67 @@ def test_rng_false_leaves_random_state_alone() -> None:
     drawing(draws, False, rng=False, changed="reuse")
 
     assert draws[1][0] == expected
+
+
+# --- groups under another policy ------------------------------------------------------------
+
+
+def judged(ran: list[str], policy: GroupPolicy, **options: Any) -> Workflow:
+    """Three tasks, one after the other; `join` follows their group, and its turn is before theirs."""
+    with workflow("w", "s", max_parallel=1, **options) as flow:
+        members = [task(id=name, priority=-1)(lambda name=name: ran.append(name)) for name in "abc"]
+        join = task(id="join")(lambda: ran.append("join"))
+        group(*members, policy=policy, name="g") >> join
+    return flow
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+@pytest.mark.parametrize(
+    ("former", "policy", "order"),
+    [
+        (All(), AtLeast(1), ["join", "b", "c"]),
+        (All(), AtLeast(2), ["b", "join", "c"]),
+        (AtLeast(2), AtLeast(3), ["b", "c", "join"]),
+        (AtLeast(2), All(), ["b", "c", "join"]),
+        (AtLeast(2), BestEffort(), ["b", "c", "join"]),
+        (AtLeast(2), AtLeast(2), ["b", "join", "c"]),
+    ],
+)
+def test_a_group_that_waits_does_so_under_the_policy_that_the_program_has_now(
+    caplog: pytest.LogCaptureFixture, durability: Any, former: GroupPolicy, policy: GroupPolicy, order: Any
+) -> None:
+    ran: list[str] = []
+    judged(ran, former, durability=durability).execute(max_steps=1)
+
+    with caplog.at_level("INFO"):
+        judged(ran, policy, durability=durability).execute(max_steps=9)
+
+    assert ran == ["a", *order]
+    note = f"g: waits for other tasks; its policy was {former!r} and is {policy!r}"
+    assert (note in caplog.messages) == (former != policy)
+
+
+def test_a_group_that_has_passed_stays_so_and_its_other_policy_is_noted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ran: list[str] = []
+    judged(ran, AtLeast(1), durability="journal").execute(max_steps=2)
+
+    with caplog.at_level("INFO"):
+        judged(ran, All(), durability="journal").execute(max_steps=9)
+
+    assert ran == ["a", "join", "b", "c"]
+    assert "g: its policy was AtLeast(count=1) and is All(), since it has passed" in caplog.messages
+
+
+def test_what_a_gate_has_noted_is_kept_under_another_policy() -> None:
+    flow = judged([], AtLeast(3))
+    flow.graph.compile(["a", "b", "c"])
+    state = SessionState("s")
+    state.gates["g"] = Gate(size=4, need=0, arrived=2, ok=1)  # a task made at run time stands before it, too
+    state.gates["g"].jump("join")
+    facts = state.gates["g"].facts()
+
+    apply(state, changes_of(flow.graph, Plan((), None, judged=frozenset("g")), state), 0.0)
+
+    assert state.gates["g"].facts() == [facts[0], 3, *facts[2:]]

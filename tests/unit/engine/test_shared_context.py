@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt import task
+from graflow_ckpt import group, task
 from graflow_ckpt.core.errors import (
     GraphError,
     NoSession,
@@ -16,7 +16,7 @@ from graflow_ckpt.core.errors import (
     SessionError,
     UnsafeCheckpoint,
 )
-from graflow_ckpt.core.task import Task
+from graflow_ckpt.core.task import All, AtLeast, GroupPolicy, Task
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores.around.keys import new_key
@@ -56,6 +56,19 @@ def test_a_completed_session_runs_what_was_queued_since_and_nothing_else(redis_u
 
     assert RAN == ["a", "a"]
     assert context.status == "completed"
+
+
+def test_a_group_that_waits_does_so_under_the_policy_that_the_program_has_now(redis_url: str) -> None:
+    def judged(policy: GroupPolicy) -> Any:
+        members = [task(id=name, priority=-1)(lambda name=name: RAN.append(name)) for name in "abc"]
+        join = task(id="join")(lambda: RAN.append("join"))
+        expression = group(*members, policy=policy, name="g") >> join
+        return context_of(redis_url, expression, manner={"max_parallel": 1})
+
+    judged(All()).execute(max_steps=1)
+    judged(AtLeast(2)).execute(max_steps=9)
+
+    assert RAN == ["a", "b", "join", "c"]
 
 
 def test_without_an_id_each_is_a_session_of_its_own(redis_url: str) -> None:

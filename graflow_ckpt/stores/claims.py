@@ -5,8 +5,9 @@ epoch out once more. What a store compares them with, and how, is its own.
 
 Promise: an owner that is read back is what a store can have written, or `CheckpointCorrupt`, whatever was
 written since: not another error, and no owner whose fields are not what they say. A thread renews a lease
-until it is released, and raises nothing if that fails: the next write does. After a failed append nothing
-more is appended to that segment, ever; nor after a Ctrl-C in the middle of one.
+until it is released, and raises nothing if that fails: the next write does. If the release cannot be written
+the thread tries that again, and nothing waits for it in this process. After a failed append nothing more is
+appended to that segment, ever; nor after a Ctrl-C in the middle of one.
 Not here: which process owns the session; a folder, whose owners are never fenced (ownership.py).
 """
 
@@ -34,6 +35,9 @@ _RANKS: Final = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _PIDS: Final = range(1, 2**31)
 _NUMBERS: Final = range(2**63)
 _POLL = 0.1
+
+abandoned: set[str] = set()
+"""Claims that this process has given up, and that may be in their store still: dead, though it lives."""
 
 
 def parsed(said: str | bytes, where: str) -> Any:
@@ -197,15 +201,20 @@ class HeldLease:
         raise NotImplementedError
 
     def release(self) -> None:
-        """Release the session. What cannot be written then does not matter: the lease runs out."""
+        """Release the session. What cannot be written then, the keeper writes later."""
         if self._released or self._process != os.getpid():
             return
-        self._over.set()
         try:
-            self._let_go()
+            self._end()
         except (errors.GraflowError, OSError) as error:
             _logger.info("session %s let go without a word: %s", self.session, error)
         finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Give the session up, whatever its store says of it; the keeper releases it there."""
+        if not self._released:
+            abandoned.add(self.claim)
             self._released = True
 
     def not_released(self) -> None:
@@ -223,20 +232,27 @@ class HeldLease:
         """Write down that it has no owner, if it is still ours."""
         raise NotImplementedError
 
+    def _end(self) -> None:
+        self._let_go()
+        self._over.set()
+        abandoned.discard(self.claim)
+        self._released = True
+
     def _renew(self) -> bool:
         """Show that the owner lives; False: the session is another's by now."""
         raise NotImplementedError
 
     def _keep(self) -> None:
-        """Renew, in the keeper's thread: whatever goes wrong in one pass, the next one tries again."""
+        """Renew, in the keeper's thread, and release at last: whatever goes wrong in one pass, the next one
+        tries again."""
         while not self._over.wait(self._seconds / 3):
             try:
-                kept = self._renew()
+                if self._released:
+                    self._end()
+                elif not self._renew():
+                    return  # the next write raises it, where the program sees it
             except Exception as error:  # noqa: BLE001  a keeper's pass
-                _logger.warning("cannot renew session %s: %s", self.session, error)
-                continue
-            if not kept:
-                return  # the next write raises it, where the program sees it
+                _logger.warning("cannot renew or release session %s: %s", self.session, error)
 
 
 @contextmanager

@@ -4,7 +4,8 @@ Promise: of several that acquire a session at once exactly one gets it, for a cl
 and what a former owner still writes is refused, because the head is another one by then. No clock decides
 which owner may write. The place's clock and the watcher's patience decide only whether a silent owner of
 another machine may be taken over: a thread touches `lease/{s}/{claim}` every third of the lease's time. An
-owner on this machine is judged by its process.
+owner on this machine is judged by its process; in its own process it is dead as soon as it was released,
+whether or not that could be written.
 
 An owner that does not find its own last change in the head is fenced: the place has lost what it had
 confirmed.
@@ -31,7 +32,7 @@ from typing import NamedTuple
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, ServerGone
 from graflow_ckpt.core.protocols import Buffer, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself
-from graflow_ckpt.stores.claims import HeldLease, OwnerWatch, busy
+from graflow_ckpt.stores.claims import HeldLease, OwnerWatch, abandoned, busy
 from graflow_ckpt.stores.driver import Driver, Entry, Put, Tag
 from graflow_ckpt.stores.head import (
     Head,
@@ -245,10 +246,9 @@ class KeyedLease(HeldLease):
             step = change(head)
             if step is None:
                 return None
-            left = tuple([scope for scope in step.head.announced if scope not in self._past])
             last = nonce()
             self._lasts.add(last)
-            return step._replace(head=step.head._replace(last=last, announced=left))
+            return step._replace(head=self._without_past(step.head)._replace(last=last))
 
         with self.mutex:
             known, self._seen = self._seen, None  # after a failure nothing is known
@@ -281,20 +281,33 @@ class KeyedLease(HeldLease):
         return seen
 
     def _still_ours(self, head: Head) -> None:
-        if (head.epoch, head.claim) != (self.epoch, self.claim):
+        if not self._is_ours(head):
             raise self.lost_to(None if head.epoch < self.epoch else head.epoch, head.owner)
         if head.last not in self._lasts:  # the place is in an older state: what it has confirmed is lost
             raise self.lost_to(None, None)
 
+    def _is_ours(self, head: Head) -> bool:
+        return (head.epoch, head.claim) == (self.epoch, self.claim)
+
+    def _without_past(self, head: Head) -> Head:
+        return head._replace(announced=tuple([one for one in head.announced if one not in self._past]))
+
     def _let_go(self) -> None:
-        gone = [lease_key(self.session, self.claim)]
-        self.change(lambda head: Step(head._replace(owner=None), drops=gone))
+        def end(head: Head) -> Step | None:
+            if head.owner is None or not self._is_ours(head):
+                return None  # also if the reply was lost
+            gone = [lease_key(self.session, self.claim)]
+            return Step(self._without_past(head)._replace(owner=None), drops=gone)
+
+        with self.mutex:
+            known, self._seen = self._seen, None
+            self._heads.change(self.session, end, known)
 
     def _renew(self) -> bool:
         key, driver = lease_key(self.session, self.claim), self._heads.driver
         (shown,) = driver.get(key)
         head = self._heads.read(self.session).head
-        if (head.epoch, head.claim) != (self.epoch, self.claim):
+        if head.owner is None or not self._is_ours(head):
             return False
         guards = {key: shown and shown.tag}  # gone: it was taken over just now, and leaves no key behind
         driver.batch([Put(key, uuid.uuid4().bytes, fresh=False)], guards=guards, soft=True)
@@ -309,6 +322,15 @@ class Leases:
 
     def claim(self, session: str, *, take_over: bool) -> KeyedLease:
         """Become the owner."""
+        sent: list[Head] = []  # it may be there, though no reply has said so
+        try:
+            return self._claimed(session, take_over, sent)
+        except BaseException:  # a Ctrl-C, too
+            if sent:
+                KeyedLease(self._heads, self._where, session, Seen(sent[-1]), None).abandon()
+            raise
+
+    def _claimed(self, session: str, take_over: bool, sent: list[Head]) -> KeyedLease:
         claim, me = uuid.uuid4().hex, myself()
         patience, watch = ServerWait(), OwnerWatch(session)
         former: Owner | None = None
@@ -331,6 +353,7 @@ class Leases:
                 )
                 drops = [lease_key(session, head.claim)] if head.claim else []
                 step = Step(claimed, [Put(lease_key(session, claim), b"")], drops)
+                sent.append(claimed)
                 written = self._heads.attempt(session, seen, step)
             except ServerGone:
                 if patience.over():
@@ -338,12 +361,13 @@ class Leases:
                 continue
             if written is not None:
                 return KeyedLease(self._heads, self._where, session, written, former)
+            sent.clear()
 
     def owner(self, session: str) -> Owner | None:
         """Return the living owner, without taking anything."""
         seen = self._heads.read(session)
         owner = seen.head.owner
-        if owner is None or is_gone(owner):
+        if owner is None or seen.head.claim in abandoned or is_gone(owner):
             return None
         return owner if is_near(owner) or not self._is_silent(session, seen) else None
 
@@ -351,7 +375,7 @@ class Leases:
         """Return whether the owner may be taken over; False: look again. Raise SessionBusy if it lives."""
         owner = seen.head.owner
         assert owner is not None
-        if is_gone(owner):
+        if seen.head.claim in abandoned or is_gone(owner):
             return True
         if watch.since is None and not is_near(owner) and self._is_silent(session, seen):
             return True

@@ -212,14 +212,17 @@ class FallbackLease(HeldLease):
                 error,
                 extra={"session": self.session},
             )
-        self.drop()
+        finally:
+            self.drop()
 
     def drop(self) -> None:
         """Release without a look at what waits."""
         self._released = True
-        self.remote.release()
-        if self._local is not None:
-            self._local.release()
+        try:
+            self.remote.release()
+        finally:
+            if self._local is not None:
+                self._local.release()
 
 
 # --- the store -----------------------------------------------------------------------------

@@ -4,10 +4,10 @@
     retry.60+s3://bucket/runs                 for up to a minute
 
 Promise: a call is made again only if its error may pass, and only where that cannot do a thing twice. A lease
-whose reply was lost belongs to no process, and runs out. A `put`
-whose reply was lost is looked for first: if the meta that was written is there, it was committed. A line of
-history is looked for in the same way. What is appended to a journal is never sent twice; it fails, and the
-session stops, as without this wrapper. What a writer raises is the writer's.
+whose reply was lost is given up, and released later. A `put` whose reply was lost is looked for first: if the
+meta that was written is there, it was committed. A line of history is looked for in the same way. What is
+appended to a journal is never sent twice; it fails, and the session stops, as without this wrapper. What a
+writer raises is the writer's.
 After five calls in a row that patience did not help, the next ones fail at once for some seconds.
 """
 

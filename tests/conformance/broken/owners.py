@@ -63,10 +63,10 @@ class FencesByTheEpochAlone(MemoryStore):
 
     def acquire(self, session: str, *, take_over: bool = False) -> KeyedLease:
         class Numbered(KeyedLease):
-            def _still_ours(self, head: Head) -> None:
+            def _is_ours(self, head: Head) -> bool:
                 self.claim = head.claim
                 self._lasts.add(head.last)
-                super()._still_ours(head)
+                return super()._is_ours(head)
 
         lease = super().acquire(session, take_over=take_over)
         lease.__class__ = Numbered

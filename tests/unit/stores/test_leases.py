@@ -18,7 +18,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, Fenced, ServerRefuses, SessionBusy
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    Fenced,
+    ServerGone,
+    ServerRefuses,
+    SessionBusy,
+)
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore
 from graflow_ckpt.stores.driver import Put
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
@@ -275,6 +282,71 @@ def test_who_was_taken_over_renews_nobodys_lease_and_keeps_no_key_of_its_own(kin
     assert kind.listed("lease/") == [lease_key("s", new.claim)]
     new.check()
     new.release()
+
+
+# --- what could not be written -----------------------------------------------------------
+
+
+def given_up(kind: Kind, lease: Any, store: Any) -> None:
+    """Release it while the place does not answer."""
+    with kind.impatient(0), happening(store, 0, lost, for_good=True):
+        lease.release()
+    assert kind.head().owner is not None
+
+
+def test_a_release_that_could_not_be_written_does_not_keep_this_process_out(kind: Kind) -> None:
+    store = kind.open(lease=600)
+    lease = store.acquire("s")
+    given_up(kind, lease, store)
+
+    assert store.owner("s") is None
+    with pytest.raises(Fenced, match="released"):
+        put(store, own_name(), "late", lease)
+    new = kind.open().acquire("s")
+
+    assert new.epoch == 2
+    new.release()
+
+
+@PROCESSES
+def test_a_release_that_could_not_be_written_is_written_later(kind: Kind) -> None:
+    store = kind.open(lease=0.3)
+    given_up(kind, store.acquire("s"), store)
+
+    until(lambda: kind.head().owner is None)
+
+    assert kind.run("store.acquire('s').release()") == []  # another process, while this one lives
+    until(lambda: kind.listed("lease/") == [])
+    until(lambda: "lease-s" not in [thread.name for thread in threading.enumerate()])
+
+
+def test_an_owner_that_a_restored_backup_still_names_can_be_released(
+    store: CheckpointStore, kind: Kind
+) -> None:
+    lease = store.acquire("s")
+    (head,) = kind.driver.get(head_key("s"))
+    put(store, own_name(1), "one", lease)
+    kind.driver.batch([Put(head_key("s"), head.data, fresh=False)])
+    with pytest.raises(Fenced, match="forgotten"):
+        lease.check()
+
+    lease.release()
+
+    assert store.acquire("s").epoch == 2
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_claim_whose_outcome_is_unknown_does_not_keep_this_process_out(kind: Kind, after: bool) -> None:
+    short = 0.3 if kind.type is not MemoryStore else 0
+    for at in range(8):
+        mine = kind.open(lease=short)
+        mine.probe()
+        with kind.impatient(0), happening(mine, at, lost, after=after, for_good=True), suppress(ServerGone):
+            mine.acquire("s").release()
+
+        kind.open(lease=short).acquire("s").release()
+
+    until(lambda: kind.head().owner is None)
 
 
 # --- what was lost -----------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 from graflow_ckpt import Event, EveryTask, KeepLast, OfAll, TaskExecutionContext
 from graflow_ckpt.core.errors import CheckpointNotFound, Fenced, ServerGone
 from graflow_ckpt.core.protocols import CheckpointStore, Sink
+from graflow_ckpt.stores import lease as leases
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.around.fallback import Fallback
 from graflow_ckpt.stores.around.keys import new_key
@@ -33,6 +34,7 @@ from tests.trios import (
     values_of,
     writer,
 )
+from tests.unit.stores.interruptions import happening, lost
 from tests.unit.stores.outages import Cable, Far
 
 
@@ -473,6 +475,33 @@ def test_what_the_store_does_not_take_waits_on_and_keeps_no_other_save(
     assert "No room" in caplog.text
     lease.release()
     MemoryStore("memory://fallback").forget()
+
+
+@pytest.mark.parametrize("what", ["Ctrl-C", "an outage"])
+def test_a_session_that_could_not_be_released_can_be_continued_by_this_process(
+    store: Fallback, far: Far, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(leases, "PATIENCE", 0)
+    lease, real = store.acquire("s"), far.over
+    far.cable.cut()
+    put_of(store, lease, 1)
+
+    def interrupted(name: str, call):  # type: ignore[no-untyped-def]
+        raise KeyboardInterrupt
+
+    if what == "Ctrl-C":
+        far.over = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            lease.release()
+        far.over = real  # type: ignore[method-assign]
+    else:
+        with happening(far.inner, 0, lost, for_good=True):
+            lease.release()
+    back(far, clock)
+
+    with owning(opened(far, tmp_path, clock)):
+        assert listed(far.inner) == names(1)
+    assert waiting(store) == []
 
 
 # --- by address ------------------------------------------------------------------------

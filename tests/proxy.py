@@ -43,6 +43,7 @@ class _Pair:
     asks: _Pipe
     answers: _Pipe
     dropping: bool = False  # its next reply is swallowed
+    halved: bool = False  # nothing more comes through, either way
     holding: bool = False  # and kept back
     speaking: _Pipe | None = None  # who was heard last
 
@@ -67,6 +68,7 @@ class Proxy:
         self._stalled = False
         self._drop: bytes | None = None
         self._hold: bytes | None = None
+        self._halve: bytes | None = None
         self._call: Callable[[], object] | None = None
         self._left = 0  # messages until then
         self._refusing = False  # from then on
@@ -81,7 +83,7 @@ class Proxy:
 
     def resume(self) -> None:
         def order() -> None:
-            self._stalled, self._drop, self._hold, self._call = False, None, None, None
+            self._stalled, self._drop, self._hold, self._halve, self._call = False, None, None, None, None
             for pair in self._pairs:
                 pair.holding = False
             if self._listener.fileno() < 0:
@@ -113,6 +115,15 @@ class Proxy:
         def order() -> None:
             self._dropped.clear()
             self._drop = to
+
+        self._order(order)
+
+    def halve_next_request(self, at: bytes) -> None:
+        """Pass on the next request that holds `at` up to there, and lose its connection then."""
+
+        def order() -> None:
+            self._dropped.clear()
+            self._halve = at
 
         self._order(order)
 
@@ -206,9 +217,15 @@ class Proxy:
                         self._drop, pair.dropping = None, True
                     if self._hold is not None and pipe is pair.asks and data and self._hold in data:
                         self._hold, pair.holding = None, True
-                    pipe.buffer += data
+                    if self._halve is not None and pipe is pair.asks and self._halve in data:
+                        pipe.buffer += data.partition(self._halve)[0]
+                        self._halve, pair.halved = None, True
+                    pipe.buffer += b"" if pair.halved else data
                 if pipe.sink in writable:
                     del pipe.buffer[: pipe.sink.send(pipe.buffer)]
+                if pair.halved and not pair.asks.buffer and not self._dropped.is_set():
+                    pair.asks.sink.shutdown(socket.SHUT_WR)  # the server hangs up when it has read all
+                    self._dropped.set()
                 if pipe.ended and not pipe.buffer:
                     return False
         except BlockingIOError:

@@ -67,28 +67,30 @@ class RedisDriver:
         head = tag + struct.pack(">d", time.time())
         asked = dict(guards or {})
         steps: list[Step] = []
+        ahead: list[str] = []
         keys: list[str] = [_NAMES, _ROWS, *(PREFIX + key for key in asked)]
         args: list[Argument] = [tag, len(asked), len(puts), len(drops)]
         args += ["-" if wanted is None else bytes.fromhex(wanted) for wanted in asked.values()]
         for put in puts:
             keys.append(PREFIX + put.key)
             if put.fresh and len(put.data) > _AHEAD:
-                steps.append((None, (), ("SET", PREFIX + put.key, head + put.data, "NX", "EX", _LIFE)))
-                args += [2, _facts(put.row), b""]
+                # under a name of this call alone: if the script never comes, no reader takes it for written
+                ahead.append(f"{PREFIX}ahead/{tag.hex()}/{len(ahead)}")
+                steps.append((None, (), ("SET", ahead[-1], head + put.data, "EX", _LIFE)))
+                args += [2, _facts(put.row), ahead[-1]]
             else:
                 # older clients take no other buffer
                 args += [int(put.fresh), _facts(put.row), bytes(put.data)]
-        keys += [PREFIX + key for key in (*drops, *needs)]
-        ahead = len(steps)
+        keys += [*(PREFIX + key for key in (*drops, *needs)), *ahead]
         steps.append((link.script(source("batch"), ("zset", "hash")), keys, args))
         if not soft:
             steps.append((None, (), SYNCS))
         replies = together(link.client, link.address, steps)
-        for reply in replies[: ahead + 1]:
+        for reply in replies[: len(ahead) + 1]:
             if isinstance(reply, Exception):
                 raise reply
-        if not replies[ahead]:
-            return None  # what went ahead expires
+        if not replies[len(ahead)]:
+            return None
         return BatchDone(tag.hex(), not soft and syncs(replies[-1]))
 
     def keys(self, prefix: str) -> Iterator[Entry]:

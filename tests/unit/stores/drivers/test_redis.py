@@ -12,6 +12,7 @@ from graflow_ckpt.stores.driver import Put
 from graflow_ckpt.stores.drivers.redis import driver as redis_driver
 from graflow_ckpt.stores.drivers.redis.names import divided, folder_of, split
 from graflow_ckpt.stores.drivers.redis.store import RedisStore
+from tests.proxy import Proxy
 from tests.servers import Server
 from tests.unit.stores.texts import names, own_name, put, read
 
@@ -149,6 +150,38 @@ def test_what_goes_ahead_of_a_script_that_refuses_goes_and_what_is_kept_does_not
 
     assert store.driver.batch([Put("data/x/1/0", b"x" * (1 << 17))], guards={"head/@best": "0" * 24}) is None
     assert set(redis_server.ask("KEYS", "*")) == before  # a refusal takes it away at once
+
+
+def test_a_connection_that_is_lost_between_a_chunk_and_the_script_costs_a_save_nothing(
+    redis_server: Server, redis_url: str
+) -> None:
+    with Proxy(redis_server) as proxy:
+        behind = RedisStore(proxy.url)
+        put(behind, "best", "one")
+        proxy.halve_next_request(b"EVALSHA")
+
+        path = put(behind, "best", "two", size=1 << 17)
+
+        assert proxy.dropped()
+        assert read(behind, path) == ("two", b"two" * (1 << 17), b"two")
+
+
+def test_a_large_record_counts_as_appended_only_when_its_script_was_carried_out(
+    own_redis: Callable[..., Server],
+) -> None:
+    server, frame = own_redis({"appendonly": "yes", "appendfsync": "always"}), b"f" * (1 << 17)
+    with Proxy(server) as proxy:
+        store = RedisStore(proxy.url)
+        lease = store.acquire("s")
+        segment = store.journal(lease, 0)
+        segment.append(b"first")
+        proxy.halve_next_request(b"EVALSHA")
+
+        segment.append(frame)
+
+        assert proxy.dropped()
+        assert b"".join(raw for _, _, raw in store.segments("s")) == b"first" + frame
+        lease.release()
 
 
 @pytest.mark.parametrize("name", ["batch", "find"])

@@ -1,18 +1,17 @@
 -- Carry out a batch, or nothing.
 -- KEYS  names: zset of all keys; rows: hash key -> facts, and with more behind their names zsets number -> key;
---       then the guards, the puts, the drops and the needs
+--       then the guards, the puts, the drops, the needs, and what has been written ahead
 -- ARGV  tag; numbers of guards, puts, drops; for each guard its tag, or - for none; for each put how (1: fresh,
---       0: whatever is there, 2: fresh, and has been written already), its facts, and its bytes
+--       0: whatever is there, 2: fresh, and has been written ahead), its facts, and its bytes, or their key there
 -- gives 1, or 0 if something does not hold
 -- A thing is one string: twelve bytes of tag, eight of time, and its bytes.
 local names, rows, tag = KEYS[1], KEYS[2], ARGV[1]
 local guards, puts, drops = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local at, first = 2, 4 + guards
-local function refused() -- what has been written already goes
+local function refused() -- what has been written ahead goes
     for i = 1, puts do
-        local key = KEYS[2 + guards + i]
-        if ARGV[first + 3 * i - 2] == '2' and redis.call('GETRANGE', key, 0, 11) == tag then
-            redis.call('UNLINK', key)
+        if ARGV[first + 3 * i - 2] == '2' then
+            redis.call('UNLINK', ARGV[first + 3 * i])
         end
     end
     return 0
@@ -25,11 +24,7 @@ for i = 1, guards do
 end
 at = at + guards
 for i = 1, puts do
-    local how, key = ARGV[first + 3 * i - 2], KEYS[at + i]
-    if how == '1' and redis.call('EXISTS', key) == 1 then
-        return refused()
-    end
-    if how == '2' and redis.call('GETRANGE', key, 0, 11) ~= tag then
+    if ARGV[first + 3 * i - 2] ~= '0' and redis.call('EXISTS', KEYS[at + i]) == 1 then
         return refused()
     end
 end
@@ -43,6 +38,7 @@ local head = tag .. struct.pack('>d', time[1] + time[2] / 1000000)
 for i = 1, puts do -- the first write is one that a full server refuses: after it, nothing is refused
     local how, facts, key = ARGV[first + 3 * i - 2], ARGV[first + 3 * i - 1], KEYS[at + i]
     if how == '2' then
+        redis.call('RENAME', ARGV[first + 3 * i], key)
         redis.call('PERSIST', key)
     else
         redis.call('SET', key, head .. ARGV[first + 3 * i])

@@ -51,7 +51,7 @@ from graflow_ckpt.stores.head import (
 
 LEASE = 30.0
 LIFE = 86_400.0  # seconds for which what a save without a lease has begun to write is left alone
-PATIENCE = 5.0  # seconds within which a server that was lost must be back
+PATIENCE = 10.0  # seconds within which a server that was lost must be back, whatever it is asked for
 _PAUSE = 0.1
 _WAITED = 4  # of our own lease times: a longer term is a mistake, or of another program
 _PAGES = 64  # that are kept in memory

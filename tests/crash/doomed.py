@@ -33,9 +33,7 @@ from graflow_ckpt.core.protocols import CheckpointStore, Lease
 from graflow_ckpt.engine.adopt import adopt, standing_at
 from graflow_ckpt.stores import lease as leases
 from graflow_ckpt.stores import open_store, streams
-from graflow_ckpt.stores.drivers.objects import bucket as objects_bucket
 from graflow_ckpt.stores.drivers.objects.store import ObjectsDriver
-from graflow_ckpt.stores.drivers.postgres import link as postgres_link
 from graflow_ckpt.stores.drivers.postgres.driver import PostgresDriver
 from graflow_ckpt.stores.drivers.postgres.link import Link
 from graflow_ckpt.stores.drivers.postgres.names import parse
@@ -166,8 +164,7 @@ def _live(order: Order) -> None:
     for name in names:
         setattr(owner, name, count.before(getattr(owner, name)))
 
-    for module in (objects_bucket, postgres_link, leases):
-        module.PATIENCE = order.get("patience", module.PATIENCE)
+    leases.PATIENCE = order.get("patience", leases.PATIENCE)
 
     def ready() -> None:
         _say(pid=os.getpid())

@@ -26,6 +26,7 @@ from graflow_ckpt.stores import lease as leases
 from graflow_ckpt.stores.driver import Driver, Put
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.drivers.objects.store import ObjectsDriver, ObjectStore
+from graflow_ckpt.stores.drivers.postgres import link as links
 from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
 from graflow_ckpt.stores.drivers.redis.store import RedisStore
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
@@ -69,7 +70,6 @@ class Kind:
     short: str  # what may stand before a name instead of the place
     other: tuple[str, str]  # a piece of the place's address, and what the address of another one has there
     far: ClassVar = {"boot": "another machine", "host": "far"}  # an owner whose process nobody can see
-    gone: ClassVar[tuple[str, ...]] = ()  # what says how long the link itself asks for a lost server
 
     def __init__(self, where: str, server: Any = None) -> None:
         self.where = where
@@ -129,8 +129,7 @@ store = {name}({self.where!r}{given})
         """The store does not ask longer than so for a server that was lost."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(leases, "PATIENCE", seconds)
-            for name in self.gone:
-                patch.setattr(f"graflow_ckpt.stores.{name}", seconds)
+            patch.setattr(links, "_WAIT", seconds)
             yield
 
     # --- as another program sees it ------------------------------------------------------
@@ -208,7 +207,6 @@ class InRedis(Kind):
 
 class InPostgres(Kind):
     type = PostgresStore
-    gone = ("drivers.postgres.link.PATIENCE", "drivers.postgres.link._WAIT")
     short = ""
     other = ("/test_", "/other_")
 
@@ -225,7 +223,6 @@ class InPostgres(Kind):
 
 class InBucket(Kind):
     type = ObjectStore
-    gone = ("drivers.objects.bucket.PATIENCE",)
     short = ""
     other = ("bucket/", "bucket2/")
 

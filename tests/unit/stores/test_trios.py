@@ -21,6 +21,7 @@ from graflow_ckpt.core.errors import (
     CheckpointError,
     CheckpointNotFound,
     Fenced,
+    GraflowError,
     SaveOutcomeUnknown,
     ServerGone,
 )
@@ -616,6 +617,29 @@ def test_a_save_whose_server_does_not_come_back_has_failed_and_the_next_one_has_
         assert read(far, "best")[0] == "one"
         put(far, "best", "three")
         assert read(far, "best")[0] == "three"
+
+
+@SERVERS
+def test_a_server_that_is_away_is_waited_for_as_long_whatever_it_is_asked_for(kind: Kind) -> None:
+    assert lease.PATIENCE == 10  # as docs/stores.md says
+    with kind.proxy() as (proxy, behind), kind.impatient(0.4):
+        far = kind.open(behind)
+        mine = far.acquire("s")
+        segment = far.journal(mine, 0)
+        put(far, "best", "one")
+        proxy.refuse()
+
+        for ask in (
+            lambda: segment.append(b"one"),
+            lambda: put(far, "best", "two", size=kind.large),
+            lambda: put(far, "best", "two"),
+        ):
+            began = time.monotonic()
+            with pytest.raises(GraflowError, match="cannot be reached"):
+                ask()
+            assert 0.4 <= time.monotonic() - began < 4
+        proxy.resume()
+        mine.release()
 
 
 @SERVERS

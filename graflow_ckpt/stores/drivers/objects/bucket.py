@@ -38,7 +38,7 @@ from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.stores.driver import Entry, Stored, Tag
 from graflow_ckpt.stores.drivers.objects.names import BucketAddress
-from graflow_ckpt.stores.lease import PATIENCE, ServerWait
+from graflow_ckpt.stores.lease import ServerWait
 
 try:
     import obstore
@@ -329,7 +329,7 @@ class Bucket:
 
     def _patience(self) -> ServerWait:
         """Return how long to wait for a server that was there. One that never was is not waited for."""
-        return ServerWait(PATIENCE if self._answered or self._which in _honouring else 0.0)
+        return ServerWait(None if self._answered or self._which in _honouring else 0.0)
 
     def _for(self, size: int) -> Any:
         """Return the client for requests that move so many bytes."""

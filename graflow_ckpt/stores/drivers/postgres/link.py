@@ -60,7 +60,6 @@ Rollback = psycopg.Rollback
 
 T = TypeVar("T")
 
-PATIENCE = 10.0  # seconds within which a server that was lost must be back
 # What the pool warns of is raised here: it is needed a second time only in logs that were asked for.
 logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
 
@@ -125,7 +124,7 @@ class Link:
 
     def sure(self, work: Callable[[Connection], T]) -> T:
         """Ask again while the server cannot be reached, for some seconds."""
-        patience, ask = ServerWait(PATIENCE), self.run
+        patience, ask = ServerWait(), self.run
         while True:
             try:
                 return ask(work)

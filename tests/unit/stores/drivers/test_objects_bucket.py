@@ -12,6 +12,7 @@ import pytest
 
 from graflow_ckpt.core import errors
 from graflow_ckpt.core.protocols import Sink
+from graflow_ckpt.stores import lease as leases
 from graflow_ckpt.stores.drivers.objects import bucket as objects_bucket
 from graflow_ckpt.stores.drivers.objects.bucket import Bucket, shown
 from graflow_ckpt.stores.drivers.objects.names import is_objects, place_of, split
@@ -144,7 +145,7 @@ def test_a_listing_that_is_cut_off_goes_on_where_it_was(
 @pytest.fixture
 def watched(proxy: Proxy, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A bucket behind the proxy; that its server is silent is noticed soon."""
-    monkeypatch.setattr(objects_bucket, "PATIENCE", 0)
+    monkeypatch.setattr(leases, "PATIENCE", 0)
     monkeypatch.setattr(objects_bucket, "WATCH", 0.02)
     monkeypatch.setitem(objects_bucket.QUICK, "read_timeout", timedelta(seconds=0.3))
     bucket = ObjectStore(object_server.at("watched", proxy.port)).bucket
@@ -196,7 +197,7 @@ def test_what_is_large_is_given_up_when_the_server_answers_nothing(
 def test_a_save_that_was_sent_and_not_confirmed_says_so_and_stays_whole(
     object_server: ObjectServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(objects_bucket, "PATIENCE", 0.1)
+    monkeypatch.setattr(leases, "PATIENCE", 0.1)
     store = ObjectStore(object_server.at(f"unknown-{name[:4]}", proxy.port))
     lease = store.acquire("s")
     put(store, name, "one", lease, size=LARGE)

@@ -10,7 +10,8 @@
 Promise: a save that was confirmed is in the store or in the folder, also if the process is killed between
 the two. An owner that lost the session meanwhile is fenced by the store. What waits is then the next owner's,
 which sets it aside, with a line in the log, if anything was written under a higher epoch than its own.
-A session begins and continues only while the store is there: only the store knows its history.
+A session begins and continues only while the store is there: only the store knows its history. What waits
+for an owner was made under its epoch: a copy of what others have made does not wait, and fails.
 A journal does not fall back: an append that fails stops the session, as without this wrapper.
 What is to be encrypted is so before it comes here: the folder has what the store would have.
 Not here: what is waited for before (retrying.py: fallback+retry+…).
@@ -51,6 +52,7 @@ from graflow_ckpt.core.protocols import (
     Journal,
     Lease,
     Parts,
+    PartWriter,
     Sink,
     Source,
 )
@@ -60,7 +62,7 @@ from graflow_ckpt.stores.around.wrapper import Wrapper
 from graflow_ckpt.stores.claims import HeldLease
 from graflow_ckpt.stores.files.lock import held
 from graflow_ckpt.stores.files.store import LocalStore
-from graflow_ckpt.stores.names import META, PARTS, base_of, facts_in, session_of
+from graflow_ckpt.stores.names import META, PARTS, Collected, base_of, facts_in, session_of
 from graflow_ckpt.stores.store import Facts, newest_of
 from graflow_ckpt.stores.streams import BytesSource, read_up_to
 
@@ -158,6 +160,15 @@ def entries(store: LocalStore) -> Iterator[Waiting]:
         )
         stage, session = (str(facts.get(name, "")) for name in ("stage", "session_id"))
         yield Waiting(store, path, raw, epoch, sequence, stage, session)
+
+
+def _write_own(write: PartWriter, epoch: int, error: BaseException, sink: Sink) -> None:
+    """Write a meta if it is of that epoch: its owner will be known by it when it is sent."""
+    collected = Collected()
+    write(collected)
+    if facts_in(bytes(collected.data)).get("epoch") != epoch:
+        raise error
+    sink.write(collected.data)
 
 
 def highest_epoch(store: CheckpointStore, session: str, without: int) -> int:
@@ -461,14 +472,15 @@ class Fallback(Wrapper):
         self, name: str, parts: Parts, mine: FallbackLease | None, stage: str, error: BaseException
     ) -> None:
         """Save into the folder; the writers write once more."""
-        self._aside = True
         self.waits.settle()
         place, lease = self.waits.free, None
         if mine is not None:
             mine.has_put_aside = True
             place, lease = self.waits.owned, mine.local()
+            parts = [*parts[:-1], (META, partial(_write_own, parts[-1][1], mine.epoch, error))]
         with nullcontext() if lease is not None else self.waits.alone():
             place.put(f"{place.folder}/{name}", parts, lease=lease, stage=stage)
+        self._aside = True
         log.info("checkpoint %s waits in %s: %s", name, place.folder, error)
 
     def _own(self, lease: Lease) -> FallbackLease:

@@ -66,10 +66,12 @@ def opened(far: Far, tmp_path: Path, clock: Clock) -> Fallback:
     return Fallback(far, str(tmp_path / "folder"), breaker=Breaker(1, 5.0, clock=clock))
 
 
-def put_of(store: CheckpointStore, lease: object, sequence: int, size: int = 64) -> str:
-    """As a session does it: its epoch is in the meta."""
+def put_of(
+    store: CheckpointStore, lease: object, sequence: int, size: int = 64, epoch: int | None = None
+) -> str:
+    """As a session does it: its epoch is in the meta. `epoch`: that of a copy."""
     name, stage = own_name("s", sequence), f"n{sequence}"
-    epoch: int = lease.epoch  # type: ignore[attr-defined]
+    epoch = epoch or lease.epoch  # type: ignore[attr-defined]
     parts = parts_of(stage, sequence=sequence, size=size)
     meta = meta_of(stage, sequence=sequence, size=size).replace(b'"epoch": 1', f'"epoch": {epoch}'.encode())
     path = path_of(store, name)
@@ -185,6 +187,24 @@ def test_a_meta_alone_does_not_fall_back(store: Fallback, far: Far) -> None:
         put_meta(store, "best", b"{}")
 
     assert waiting(store) == []
+
+
+def test_a_copy_of_what_another_owner_has_made_does_not_wait(
+    store: Fallback, far: Far, tmp_path: Path, clock: Clock
+) -> None:
+    store.acquire("s").release()
+    with owning(store) as lease:
+        far.cable.cut()
+        with pytest.raises(ServerGone, match="cannot be reached"):
+            put_of(store, lease, 1, epoch=1)
+        assert waiting(store) == []
+        back(far, clock)
+        for sequence in (1, 2):
+            put_of(store, lease, sequence, epoch=1)
+
+    with owning(opened(far, tmp_path, clock)):
+        assert listed(far.inner) == names(2, 1)
+    assert not Path(store.waits.refused.folder).exists()
 
 
 def test_who_has_released_saves_nothing_in_the_folder_either(store: Fallback, far: Far) -> None:
@@ -539,8 +559,8 @@ def test_one_that_is_damaged_does_not_keep_the_others_from_being_handed_over(
     store: Fallback, far: Far, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with cut_off(store, far, 1) as lease:
-        damaged = put(store, "best", "one", lease=lease)
-    for file in store.waits.where.glob("owned/best.meta.json"):
+        damaged = put_of(store, lease, 2)
+    for file in store.waits.where.glob(f"owned/{names(2)[0]}.meta.json"):
         file.write_bytes(b"{")
     back(far, clock)
 

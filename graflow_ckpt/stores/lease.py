@@ -420,22 +420,21 @@ def close_behind(heads: Heads, lease: KeyedLease) -> None:
     driver, head = heads.driver, lease.head
     for scope in head.announced:
         heads.change(scope, Step)  # as it is, under another tag: writers that saw it before are refused
-    listed = {entry.key.split("/")[2] for entry in driver.keys(f"journal/{lease.session}/")}
-    for name in sorted({*head.segments, *listed}):
+    last = {entry.key.split("/")[2]: entry for entry in driver.keys(f"journal/{lease.session}/")}
+    for name in sorted({*head.segments, *last}):
         its = segment_in(name)
         if its is not None and (its[0] < lease.epoch or not name.endswith(lease.claim)):
-            _close_segment(driver, f"journal/{lease.session}/{name}")
+            _close_segment(driver, f"journal/{lease.session}/{name}", last.get(name))
     if head.announced:
         lease.change(lambda now: Step(now._replace(announced=())))
 
 
-def _close_segment(driver: Driver, key: str) -> None:
-    """Take the next number, so that no other process does."""
-    entries = list(driver.keys(f"{key}/"))
-    if entries and not entries[-1].size:
-        return  # a process that closed it before us has ended in the middle
-    last = entries[-1].key.rpartition("/")[2] if entries else ""
-    number = int(last) + 1 if _NUMBER.match(last) else 0
+def _close_segment(driver: Driver, key: str, last: Entry | None) -> None:
+    """Take the number after the last record that was listed, so that no other process does."""
+    if last is not None and not last.size:
+        return  # it was closed before
+    name = last.key.rpartition("/")[2] if last is not None else ""
+    number = int(name) + 1 if _NUMBER.match(name) else 0
     while driver.batch([Put(f"{key}/{number:010}", b"")]) is None:
         number += 1  # the former owner was faster
 

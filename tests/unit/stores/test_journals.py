@@ -5,7 +5,7 @@ Not here: what every store promises (tests/conformance).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -101,6 +101,30 @@ def test_an_append_that_is_not_confirmed_is_the_last(store: CheckpointStore, kin
 
         assert [raw for *_, raw in store.segments("s") if raw] == []
         lease.release()
+
+
+@only("objects")
+def test_to_take_over_lists_as_often_after_many_segments_as_after_one(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = kind.open()
+    pages, asked = store.bucket._pages, list[str]()
+
+    def listed(prefix: str, after: str | None) -> Iterator[Sequence[object]]:
+        asked.append(prefix)
+        return iter(pages(prefix, after))
+
+    monkeypatch.setattr(store.bucket, "_pages", listed)
+    counts = []
+    for number in range(5):
+        asked.clear()
+        lease = store.acquire("s")
+        counts.append(len(asked))
+        store.journal(lease, number).append(b"frame")
+        lease.release()
+
+    assert counts[1:] == [counts[1]] * 4
+    assert [raw for _, _, raw in store.segments("s")] == [b"frame"] * 5
 
 
 # --- at every point at which an append can be stopped ------------------------------------

@@ -125,12 +125,17 @@ class Heads:
 
     def _page(self, scope: str, mark: str) -> Mapping[str, HeadRecord]:
         key = page_key(scope, mark)
-        if key not in self._pages:
+        page = self._pages.get(key)
+        if page is None:
             (found,) = self.driver.get(key)
-            self._pages[key] = decode_page(scope, mark, found.data if found is not None else b"")
-            while len(self._pages) > _PAGES:
-                self._pages.popitem(last=False)
-        return self._pages[key]
+            page = self._kept(key, decode_page(scope, mark, found.data if found is not None else b""))
+        return page  # not looked up once more: another thread may have put others in its place
+
+    def _kept(self, key: str, page: Mapping[str, HeadRecord]) -> Mapping[str, HeadRecord]:
+        self._pages[key] = page
+        while len(self._pages) > _PAGES:
+            self._pages.popitem(last=False)
+        return page
 
     def change(
         self, scope: str, change: Change, seen: Seen | None = None, beside: KeyedLease | None = None
@@ -172,7 +177,7 @@ class Heads:
         head, page, empty = step.head.turned(step.head.epoch)
         if page is not None:
             step = step._replace(puts=[*step.puts, Put(page_key(scope, page[0]), page[1])])
-            self._pages[page_key(scope, page[0])] = head.pages[page[0]]
+            self._kept(page_key(scope, page[0]), head.pages[page[0]])
         drops = [*step.drops, *(page_key(scope, mark) for mark in empty)]
         step = step._replace(head=head, drops=drops)
         data = head.encode()

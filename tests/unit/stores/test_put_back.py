@@ -16,12 +16,15 @@ import pytest
 from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Line
 from graflow_ckpt.links.processes import myself, named
+from graflow_ckpt.stores import lease as leases
 from graflow_ckpt.stores.claims import lines_of, lost, number, owner_of, parsed
 from graflow_ckpt.stores.driver import Put
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.drivers.objects.store import ObjectStore
 from graflow_ckpt.stores.files.lock import Flock
 from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.head import (
+    MOST,
     Head,
     HeadRecord,
     Held,
@@ -36,6 +39,25 @@ from graflow_ckpt.stores.head import (
     scope_of,
 )
 from tests.trios import listed, owning, put_own
+
+# --- many checkpoints ------------------------------------------------------------------
+
+
+def test_a_page_that_another_thread_has_pushed_out_of_the_cache_is_not_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leases, "_PAGES", 0)  # each is pushed out before its reader looks at it
+    store = MemoryStore("memory://pages")
+    with owning(store) as lease:
+        for number in range(MOST + 1):
+            put_own(store, lease, number)
+
+    head = MemoryStore("memory://pages").heads.read("s").head
+
+    assert (len(head.pages), len(head.records)) == (1, MOST + 1)
+    assert not store.heads._pages
+    store.forget()
+
 
 # --- what is said ----------------------------------------------------------------------
 

@@ -147,7 +147,10 @@ class Tenant(Wrapper):
 
     def takes(self, path: str) -> str | None:
         folder, slash, name = path.rpartition("/")
-        return super().takes(f"{folder}{slash}{self._inner_name(name)}")
+        try:
+            return super().takes(f"{folder}{slash}{self._inner_name(name)}")
+        except errors.BadSessionId:
+            return None  # no session of this tenant has so long a name
 
     def _session(self, session: str) -> str:
         """Return the session's name in the store below."""

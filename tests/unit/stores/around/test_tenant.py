@@ -173,6 +173,9 @@ def test_a_session_id_has_to_leave_room_for_the_tenant(inner: MemoryStore) -> No
     for ask in (store.acquire, store.owner):
         with pytest.raises(errors.BadSessionId, match="too long for tenant"):
             ask("s" * 44)
+    for session in ("s" * 44, "s" * 64):
+        for folder in ("memory://elsewhere", "redis://h:1/0", "/srv/runs", store.folder):
+            assert store.takes(f"{folder}/{own_name(session)}") is None
 
 
 @pytest.mark.parametrize("name", ["", "A", "a-b", "a_b", "a.b", "x" * 21, "a/b", "é", "a\n"])

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from typing import ClassVar, TypeVar
 
 import cloudpickle
@@ -356,6 +357,9 @@ class DriverContract:
 class AtomicDriverContract(DriverContract):
     """The tests of a driver that is `atomic`: batches of any shape."""
 
+    kills: ClassVar[int] = 40
+    """How many processes are killed within a batch."""
+
     @pytest.mark.parametrize("size", [1, 200_000])
     @pytest.mark.parametrize("why", ["guard", "guard gone", "taken", "need", "second guard"])
     def test_a_batch_that_is_refused_has_changed_nothing(self, driver: Driver, why: str, size: int) -> None:
@@ -456,23 +460,13 @@ class AtomicDriverContract(DriverContract):
         at_once([write, look])
 
     def test_of_a_batch_of_a_process_that_is_killed_there_is_all_or_nothing(self, opener: Opener) -> None:
-        driver, rng = opener(), random.Random(1)
-        put(driver, "head/s", b"0")
-        for _ in range(4 if self.shared else 0):
-            former = got(driver, "head/s")
-            with process(replace_without_end, opener) as other:
-                while got(driver, "head/s") == former:
-                    assert other.poll() is None
-                    time.sleep(0.001)
-                time.sleep(rng.random() / 20)
+        driver = opener()
+        driver.batch([Put("head/s", b"0"), *(Put(key, b"") for key in parts_of(0))])
+        if self.shared:
+            with process(kill_within_batches, opener, self.kills) as other:
+                assert other.wait() == 0, "the process before has left a part of a batch"
 
-            claimed = None  # the last one that it has sent may be carried out now, or is refused then
-            while claimed is None:
-                head = got(driver, "head/s")
-                claimed = driver.batch([Put("head/s", head.data, fresh=False)], guards={"head/s": head.tag})
-            names = parts_of(int(head.data))
-            assert keys(driver, "data/") == names
-            assert {found and found.tag for found in driver.get(*names)} == {head.tag}
+        check_whole(driver)
 
 
 def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
@@ -519,15 +513,50 @@ def add_five(opener: Opener, many: int) -> None:
                 break
 
 
-def replace_without_end(opener: Opener) -> None:
-    """Replace batch after batch: a head, and four keys that go with it."""
-    driver = opener()
-    head = got(driver, "head/s")
-    for number in count(1 + int(head.data)):
+def kill_within_batches(opener: Opener, kills: int) -> None:
+    """Fork processes that replace batch after batch, and kill each within one."""
+    for _ in range(kills):
+        seen, told = os.pipe()
+        child = os.fork()  # to start one takes a hundred times as long as the batches that are worth a kill
+        if not child:
+            signal.alarm(60)  # a driver may wait for ever for what a killed one had locked
+            try:
+                replace_without_end(opener(), told)
+            finally:
+                traceback.print_exc()
+                os._exit(1)
+        os.close(told)
+        times = [(os.read(seen, 1), time.monotonic())[1] for _ in range(3)]  # the second batch begins now
+        time.sleep(random.random() * (times[1] - times[0]))
+        os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL  # else it had ended
+        os.close(seen)
+
+
+def replace_without_end(driver: Driver, told: int) -> None:
+    """Replace batch after batch, a head and four keys that go with it; tell when one begins, and ends."""
+    number, tag = check_whole(driver)
+    while True:
+        drops, number = parts_of(number), number + 1
+        head = Put("head/s", b"%d" % number, fresh=False)
         parts = [Put(key, b"x" * 3000) for key in parts_of(number)]
-        puts = [Put("head/s", b"%d" % number, fresh=False), *parts]
-        assert driver.batch(puts, parts_of(number - 1), guards={"head/s": head.tag}) is not None
+        os.write(told, b"(")
+        done = driver.batch([head, *parts], drops, guards={"head/s": tag})
+        os.write(told, b")")
+        assert done is not None
+        tag = done.tag
+
+
+def check_whole(driver: Driver) -> tuple[int, str]:
+    """Return the number and the tag of a head with which its keys are there, and no others."""
+    claimed = None  # the last batch of a killed process may be carried out now, or is refused then
+    while claimed is None:
         head = got(driver, "head/s")
+        claimed = driver.batch([Put("head/s", head.data, fresh=False)], guards={"head/s": head.tag})
+    names = parts_of(int(head.data))
+    assert keys(driver, "data/") == names
+    assert {found and found.tag for found in driver.get(*names)} == {head.tag}
+    return int(head.data), claimed.tag
 
 
 def parts_of(number: int) -> list[str]:

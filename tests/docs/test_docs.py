@@ -456,19 +456,19 @@ def carries_out_as_it_goes(sound: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("broken", "test"),
+    ("broken", "test", "turns"),
     [
-        (locks_threads_only, "test_no_change_is_lost_between_processes"),
-        (carries_out_as_it_goes, "test_of_a_batch_of_a_process_that_is_killed_there_is_all_or_nothing"),
+        (locks_threads_only, "test_no_change_is_lost_between_processes", 20),
+        (carries_out_as_it_goes, "test_of_a_batch_of_a_process_that_is_killed_there_is_all_or_nothing", 1),
     ],
 )
 def test_a_driver_that_is_wrong_about_processes_is_convicted(
-    driver_of_the_page: Any, tmp_path: Path, broken: Any, test: str
+    driver_of_the_page: Any, tmp_path: Path, broken: Any, test: str, turns: int
 ) -> None:
     kind = broken(driver_of_the_page)
 
     def run() -> None:
-        for turn in range(20):  # what comes between two, or is killed, is a matter of luck
+        for turn in range(turns):  # what comes between two is a matter of luck
             getattr(AtomicDriverContract(), test)(partial(kind, tmp_path / str(turn)))
 
     with pytest.raises((AssertionError, OSError, ValueError)):  # or it finds halves of files itself

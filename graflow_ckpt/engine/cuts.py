@@ -150,14 +150,13 @@ class Cutter:
         """Cut if a policy has become due, or one that is due can be taken now. True: one waits."""
         if self._watches and not self._policy_due:
             self._policy_due = self.settings.policy.due(self._since(idle))
-        if (
-            self._requests
-            or self._policy_due
-            or self._exposure.must
-            or (self._auto and self._exposure.due(self._steps))
-        ):
+        if self._requests or self._due():
             self._cut_if_still()
         return self._waiting
+
+    def _due(self) -> bool:
+        """Return True if a policy, the journal or the budget wants a checkpoint now."""
+        return self._policy_due or self._exposure.must or (self._auto and self._exposure.due(self._steps))
 
     def timer(self) -> float | None:
         """Return the seconds until a policy wants to be asked although nothing is committed."""
@@ -185,7 +184,7 @@ class Cutter:
                 requests, self._requests = self._requests, []
                 for request in requests:
                     self._cut_for(request)
-                if self._policy_due or (self._exposure.wanted and not requests):
+                if self._due():  # still: a request may have sent its checkpoint elsewhere
                     cause = BUDGET if self._auto else "journal"
                     self._cut("policy" if self._policy_due else cause, {"auto": True})
 
@@ -204,31 +203,31 @@ class Cutter:
 
     def _cut_for(self, request: Request) -> None:
         handle = request.handle
-        metadata = self._cut("request", request.metadata, handle.path, handle)
+        metadata = self._cut("request", request.metadata, handle)
         if metadata is not None:
             handle.written(metadata)
 
-    def _cut(
-        self, cause: str, user: dict[str, Any] | None, path: str | None = None, handle: Any = None
-    ) -> Any:
-        self._policy_due = False
+    def _cut(self, cause: str, user: dict[str, Any] | None, handle: Any = None) -> Any:
+        counts = handle is None or self.home.finds(handle.path)
+        self._policy_due = self._policy_due and not counts
         began = monotonic()
         try:
-            return self.save(cause, user, path)
+            return self.save(cause, user, None if handle is None else handle.path)
         except Fenced:
             raise
         except (CheckpointError, OSError) as error:
             if handle is not None:
                 handle.failed(error)
-            self._failed(error, cause, monotonic() - began)
+            self._failed(error, cause, monotonic() - began, counts)
             return None
 
-    def _failed(self, error: Exception, cause: str, seconds: float) -> None:
-        """Report a failed save; with on_save_failure="fail", or a journal that waits, end the session."""
-        self._cut_steps, self._cut_time = self.session.state.steps, monotonic()
-        self._exposure.failed(seconds, counts=cause == BUDGET)
+    def _failed(self, error: Exception, cause: str, seconds: float, counts: bool) -> None:
+        """Report a failed save; end the session if a journal waits for it, or with on_save_failure="fail"."""
+        if counts:
+            self._cut_steps, self._cut_time = self.session.state.steps, monotonic()
+            self._exposure.failed(seconds, counts=cause == BUDGET)
         self.home.tell_failed(self._emit, error, cause, seconds)
-        if self._exposure.must or self.settings.on_save_failure == "fail":
+        if (counts and self._exposure.must) or self.settings.on_save_failure == "fail":
             fatal = error if isinstance(error, GraflowError) else CheckpointError(str(error))
             self.session.close(fatal)
             raise fatal
@@ -238,9 +237,9 @@ class Cutter:
         state = self.session.state
         snapshot = capture(state, capture_random() if self.settings.rng else None, self._begun())
         metadata = self.home.cut(self.graph, snapshot, cause, user, path, self.settings.keep)
-        self._cut_steps, self._cut_time = state.steps, monotonic()
         seconds = monotonic() - began
-        if self.home.finds(metadata.path):
+        if self.home.finds(metadata.path):  # else a resume does not have it
+            self._cut_steps, self._cut_time = state.steps, monotonic()
             self._exposure.saved(seconds, state.values, counts=cause == BUDGET)
             if self.session.recorder is not None:
                 self._follow(state.sequence)

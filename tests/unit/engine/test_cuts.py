@@ -6,8 +6,9 @@ import logging
 import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from graflow_ckpt import (
     Event,
+    EveryN,
     EverySeconds,
     EveryTask,
     ExecutionContext,
@@ -169,6 +171,62 @@ def test_random_state_of_a_commit_that_was_refused_is_recorded_with_the_next_one
     assert [op[0] for op in refused] == ["put", "rng"]
     assert [op[0] for op in again] == ["status", "rng"]
     assert [op[0] for op in after] == ["status"]
+
+
+# --- checkpoints that are sent elsewhere -------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where `storage="sqlite"` is."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "data" / "graflow_ckpt" / "checkpoints.db"
+
+
+def sending(body: Callable[[Any], None] = lambda context: None) -> Callable[[Any], None]:
+    """A body that sends a checkpoint elsewhere in each round."""
+
+    def send(context) -> None:
+        body(context)
+        context.checkpoint(storage="sqlite")
+
+    return send
+
+
+def grow(context) -> None:
+    context.get_channel().set("big", bytes(2 << 20))
+
+
+@pytest.mark.usefixtures("data")
+def test_one_that_is_sent_elsewhere_does_not_stand_in_for_the_one_that_a_journal_needs() -> None:
+    loop(3, sending(grow), durability="journal").execute()
+
+    assert cuts("journal") == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("data")
+def test_one_that_is_sent_elsewhere_closes_no_gap_of_auto() -> None:
+    loop(3, sending(grow), durability="auto").execute()
+
+    assert cuts("budget")[0] == 1
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["sent", "failed"])
+def test_a_policy_does_not_count_from_one_that_is_sent_elsewhere(data: Path, there: bool) -> None:
+    if not there:
+        data.mkdir(parents=True)  # where the database would be
+
+    loop(6, sending(), checkpoint=EveryN(3)).execute()
+
+    assert cuts() == [3, 6]
+
+
+def test_a_gap_is_closed_although_one_could_not_be_sent_elsewhere(data: Path) -> None:
+    data.mkdir(parents=True)
+
+    loop(3, sending(grow), durability="journal").execute()
+
+    assert cuts("journal") == [0, 1, 2, 3]
 
 
 # --- slow saves -------------------------------------------------------------------------

@@ -163,7 +163,8 @@ class ExecutionContext:
 
     def get_next_task(self) -> str | None:
         """Return the task that would run next."""
-        return next((spec.task_id for spec in self.state.pending()), None)
+        with self.session.still():
+            return next((spec.task_id for spec in self.state.pending()), None)
 
     # Any: whatever a task has returned.
     def get_result(self, task: str, default: Any = None) -> Any:
@@ -283,7 +284,8 @@ class ExecutionContext:
 
     def get_checkpoint_state(self) -> Document:
         """Return the control facts as a checkpoint would hold them."""
-        return {**capture(self.state).facts, "backend": dict(self.home.tables)}
+        with self.session.still():
+            return {**capture(self.state).facts, "backend": dict(self.home.tables)}
 
     def checkpoint(
         self, path: str | None = None, metadata: dict[str, Any] | None = None, storage: str | None = None,
@@ -295,19 +297,21 @@ class ExecutionContext:
         if path is not None and "://" in path:
             open_store(path)  # refuses what this version cannot write to
         metadata = check_metadata(metadata)
-        with self._owning(), self.session.still() as still:
-            if not still:
+        with self.session.still() as still, self._owning():
+            if self.cutter is not None:  # which may be of a session that this one has just gone back behind
+                saved = self.cutter.now(metadata, path)
+            elif still:
+                self.schedule_start()
+                saved = self.home.take(self, metadata, path, portable)
+            else:
+                saved = None
+            if saved is None:
                 names = ", ".join(self.session.on_loan())
                 raise CheckpointError(
                     f"A running task works on {names}: no consistent checkpoint can be taken now.",
                     hint="Call context.checkpoint() in a task instead: it waits for the right moment.",
                     session=self.session_id,
                 )
-            if self.cutter is not None:
-                saved = self.cutter.save("request", metadata, path)
-            else:
-                self.schedule_start()
-                saved = self.home.take(self, metadata, path, portable)
         self.note_checkpoint(saved)
         return saved.path, saved
 
@@ -516,7 +520,7 @@ class CycleController:
 
     @property
     def cycle_counts(self) -> dict[str, int]:
-        return {task: n - 1 for task, n in self._state.counts.items() if n > 1}
+        return {task: n - 1 for task, n in [*self._state.counts.items()] if n > 1}
 
     def get_count(self, task_id: str) -> int:
         return max(0, self._state.counts.get(task_id, 0) - 1)

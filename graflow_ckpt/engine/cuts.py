@@ -188,10 +188,10 @@ class Cutter:
                     cause = BUDGET if self._auto else "journal"
                     self._cut("policy" if self._policy_due else cause, {"auto": True})
 
-    def now(self, cause: str, user: dict[str, Any]) -> Any:
-        """Cut at once, outside of a run's commits; None if something is on loan."""
+    def now(self, user: dict[str, Any], path: str | None = None) -> Any:
+        """Cut at once, outside of a run's commits, in any thread; None if something is on loan."""
         with self.session.still() as still:
-            return self.save(cause, user, None) if still else None
+            return self.save("request", user, path) if still else None
 
     def final(self, cause: str) -> Any:
         """Take the last cut of a run; a failure is an event here too."""

@@ -228,8 +228,9 @@ class OwnExecution(Execution):
         self._went_back: dict[tuple[str, int], int] = {}  # task and cycle -> how often
 
     def _close(self) -> None:
-        self.context.driven_no_more()
-        self.home.close()
+        with self.context.session.still():  # not while another thread takes a checkpoint
+            self.context.driven_no_more()
+            self.home.close()
 
     def _broken(self, error: BaseException) -> None:
         """Log a late write as evidence: the store keeps nothing of what it has refused."""
@@ -298,7 +299,8 @@ class OwnExecution(Execution):
 
     def _move_in(self, fresh: bool) -> None:
         """Open folder, key, lease and code before the first task, so that no save fails for these later."""
-        self.home.open(take_over=self.settings.take_over)
+        with self.context.session.still():  # another thread that takes a checkpoint may be about to close it
+            self.home.open(take_over=self.settings.take_over)
         _ = self.home.keyring
         if fresh:
             self.home.program.of(self.graph)  # code that has no pickle is told of before the first task
@@ -375,7 +377,7 @@ class OwnExecution(Execution):
         if cause != "journal":
             self._emit("session_started", **context.facts(), line=self._line)
         if (asked := context.taken_request()) is not None:
-            cutter.now("request", asked)
+            cutter.now(asked)
 
     def _first_cause(self, cutter: Cutter) -> str:
         """Return why a checkpoint is taken before the first task; "" if none is."""

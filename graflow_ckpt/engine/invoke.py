@@ -152,8 +152,8 @@ class Invoker:
         return attempt, self._body(claim, attempt, binding)
 
     def begun(self) -> set[int]:
-        """Return the specs whose bodies run elsewhere now."""
-        return {running.claim.spec.key for running in self.running.values()}
+        """Return the specs whose bodies run elsewhere now. Callable from any thread."""
+        return {running.claim.spec.key for running in [*self.running.values()]}
 
     def fence(self, error: GraflowError) -> None:
         """End all that runs: its next ctx call raises `error`. Callable from any thread."""

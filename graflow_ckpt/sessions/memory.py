@@ -5,9 +5,9 @@ all. After a recorder has failed nothing is committed any more. Reads take the
 lock only if a commit changes the state meanwhile: a value, its version and what was appended to
 it belong together.
 
-Loans: a live value that an attempt has got is *on loan* until the attempt ends. A snapshot of
-live values is taken in `still()`: it is refused while anything is on loan, and makes
-new loans wait.
+Loans: a live value that an attempt has got is *on loan* until the attempt ends. A snapshot
+is taken in `still()`, by any thread: it is refused while anything is on loan, and makes commits
+and new loans wait. Who takes both locks takes that of commits first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MemorySession:
         self.replaced = 0  # how often objects were, beside all commits
         self._changes = 0  # odd while a commit changes the state
         self._loans: dict[str, int] = {}
-        self._loan_lock = threading.Lock()
+        self._loan_lock = threading.RLock()  # an observer of a cut may take one, too
 
     def commit(self, ops: Sequence[Op]) -> list[Claim]:
         """Apply and record one transition; return the claims that it makes."""
@@ -215,6 +215,6 @@ class MemorySession:
 
     @contextmanager
     def still(self) -> Iterator[bool]:
-        """Hold the live values still; yield False if one of them is on loan, or the state is not whole."""
-        with self._loan_lock:
+        """Hold the session still; yield False if a live value is on loan, or the state is not whole."""
+        with self._lock, self._loan_lock:
             yield not self._loans and self.broken is None

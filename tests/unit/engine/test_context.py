@@ -5,8 +5,9 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from graflow_ckpt.core.task import BestEffort, Group, Options, Task
 from graflow_ckpt.engine.attempt import digest_of
 from graflow_ckpt.engine.settings import Settings
 from tests.acceptance.places import Make
-from tests.loops import chain
+from tests.loops import LONG, chain
 
 
 class Model:
@@ -298,6 +299,83 @@ def test_a_task_may_take_a_checkpoint_from_outside_if_nothing_is_on_loan(tmp_pat
         return len(CheckpointManager.resume_from_checkpoint(path)[0].completed_tasks)
 
     assert chain(a, session_id="s", store=tmp_path).execute("a") == 0  # a itself is pending in it
+
+
+class Watched(dict[str, Any]):
+    """Values that call a function when one is about to be committed."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        super().__init__()
+        self.meanwhile = meanwhile
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        self.meanwhile()
+
+
+@pytest.mark.parametrize("driven", [True, False], ids=["by a run", "by its caller"])
+def test_a_checkpoint_that_another_thread_takes_has_all_of_a_commit_or_nothing(
+    tmp_path: Path, driven: bool
+) -> None:
+    taken: list[str] = []
+
+    def a(context: Any) -> None:
+        context.get_channel().set("x", 1)
+        context.get_channel().set("y", 2)
+
+    ctx = chain(a, session_id="s", store=tmp_path).execution_context
+    taker = Thread(target=lambda: taken.append(ctx.checkpoint()[0]))
+
+    def meanwhile() -> None:
+        if taker.ident is None:
+            taker.start()
+            taker.join(0.1)  # without the lock it has taken one by then
+
+    ctx.state.values = Watched(meanwhile)
+    if driven:
+        ctx.execute()
+    else:
+        ctx.schedule_start()  # else the checkpoint has to commit that, and waits for it
+        ctx.session.commit([("put", "x", b"\x01", -1), ("put", "y", b"\x02", -1)])
+    taker.join()
+
+    channel = CheckpointManager.resume_from_checkpoint(taken[0])[0].get_channel()
+    assert (channel.get("x"), channel.get("y")) == (1, 2)
+
+
+class Photographed(dict[str, Any]):
+    """Values that call a function when a picture of them is taken."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        super().__init__()
+        self.meanwhile = meanwhile
+
+    def items(self) -> Any:
+        self.meanwhile()
+        return super().items()
+
+
+def test_a_run_keeps_its_session_until_a_checkpoint_that_another_thread_takes_is_written(
+    tmp_path: Path,
+) -> None:
+    taken: list[str] = []
+    begun, ended = Event(), Event()
+
+    def at_the_end(event: Any) -> None:
+        if event.kind == "session_ended":
+            ctx.state.values = Photographed(lambda: (begun.set(), ended.wait(0.1)))
+            taker.start()
+            begun.wait(LONG)
+
+    ctx = chain(one, session_id="s", store=tmp_path, observers=[at_the_end]).execution_context
+    taker = Thread(target=lambda: taken.append(ctx.checkpoint()[0]))
+
+    ctx.execute()
+    ended.set()
+    taker.join()
+
+    assert CheckpointManager.resume_from_checkpoint(taken[0])[0].completed_tasks == {"one"}
+    assert ctx.home.lease is None
 
 
 def test_a_checkpoint_that_was_asked_for_outside_is_taken_first_thing(context: ExecutionContext) -> None:

@@ -20,6 +20,11 @@ def session() -> MemorySession:
     return MemorySession(SessionState("s", ("a",)), clock=lambda: 7.0)
 
 
+def lends_nothing(mine: MemorySession) -> None:
+    with mine.lending_nothing():
+        pass
+
+
 PUT: Op = ("put", "x", b"\x01", -1)
 
 
@@ -145,6 +150,25 @@ def test_who_reads_during_a_commit_gets_a_value_with_its_own_items() -> None:
 
 
 # --- loans -----------------------------------------------------------------------------
+
+
+def test_nothing_is_committed_while_a_picture_is_taken() -> None:
+    mine = session()
+    mine.recorder = lambda state, now, ops: lends_nothing(mine)
+
+    def commit() -> None:
+        with pytest.raises(SessionError, match="the save failed"):
+            mine.commit([PUT])
+
+    committer = threading.Thread(target=commit)
+    with mine.still() as still:
+        committer.start()
+        committer.join(0.05)  # without the lock it has committed by then
+        seen = mine.state.sequence
+        mine.close(SessionError("the save failed"))  # in whatever order a commit takes the two locks
+
+    committer.join()
+    assert (still, seen, mine.state.sequence) == (True, 0, 0)
 
 
 def test_no_picture_is_taken_while_something_is_on_loan() -> None:

@@ -259,6 +259,12 @@ class OwnExecution(Execution):
 
     # --- before ------------------------------------------------------------------------
 
+    def _is_over(self, start: str | None) -> bool:
+        if self.home.was_left and not resuming.is_finished(self.context.state):
+            with self.context.session.still():  # see _move_in
+                resuming.catch_up(self.context)
+        return super()._is_over(start)
+
     def _workflow(self) -> str | None:
         return self.context.found.meta.get("workflow") if self.context.found is not None else None
 

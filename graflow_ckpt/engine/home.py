@@ -293,6 +293,7 @@ class Home(CheckpointPlace):
         self.allowance = Allowance()
         self.sequence = 0  # of the last cut
         self._reserved = 0  # the last number that a path has
+        self._left = 0  # the epoch under which it was owned when its newest state was known here
         self.parent: str | None = None  # the last cut
         self.origin: str | None = None  # the cut that the session was forked from
         self.rewinds: Lines = ()  # what the session has gone back behind
@@ -337,9 +338,20 @@ class Home(CheckpointPlace):
                 log.warning("%s", warning, extra={"session": self.session})
         return self.lease
 
+    @property
+    def was_left(self) -> bool:
+        """True if it was owned here before, and is not now: another may have continued it."""
+        return self._left > 0 and self.lease is None
+
+    @property
+    def is_behind(self) -> bool:
+        """True if another has owned it since it was left here: what is known of it here is old."""
+        return self.lease is not None and 0 < self._left < self.lease.epoch - 1
+
     def close(self) -> None:
         self.close_journal()
         if self.lease is not None:
+            self._left = self._left if self.is_behind else self.lease.epoch
             self.lease.release()
             self.lease = None
 
@@ -373,6 +385,7 @@ class Home(CheckpointPlace):
             passed.append((path, found))
         if passed:
             raise history.none_good(self.session, passed)
+        self._left = 0
         return None
 
     def _check_stays_encrypted(self, found: Found) -> None:
@@ -388,6 +401,7 @@ class Home(CheckpointPlace):
 
     def continue_from(self, found: Found) -> None:
         """Let later cuts follow this one."""
+        self._left = 0
         self.sequence = max(self.sequence, history.highest_sequence(self.store, self.session))
         self.parent = found.meta["checkpoint_id"]
         self.origin = found.meta.get("origin")
@@ -447,6 +461,12 @@ class Home(CheckpointPlace):
         """
         lease: Lease | None = self.open()
         assert lease is not None
+        if self.is_behind:
+            raise errors.Fenced(
+                f"Session {self.session!r} was continued by another owner since it was left here.",
+                hint="Execute it, or open it again: it continues from what that owner has saved.",
+                session=self.session,
+            )
         snapshot.facts["epoch"] = lease.epoch
         place, path = self.place_of(path or self.own_path(snapshot.facts["steps"]))
         keyring, program = self.keyring, self.program.of(graph)

@@ -86,6 +86,21 @@ def open_newest(context: ExecutionContext) -> None:
         raise
 
 
+def catch_up(context: ExecutionContext) -> None:
+    """Own a session again that this context has left; if another has continued it, load how that left it."""
+    context.home.open(take_over=context.settings.take_over)
+    if not context.home.is_behind:
+        return
+    if count := len(context.undriven):
+        raise errors.SessionError(
+            f"Session {context.session_id} was continued by another owner, which has nothing of the {count} "
+            f"change{'s' * (count > 1)} made here since it was left.",
+            hint="Open the session again, and change it there.",
+            session=context.session_id,
+        )
+    _newest(context)
+
+
 def _finished(context: ExecutionContext, found: Found) -> None:
     """Refuse to execute a finished session, or begin its next run; the former one stays as history."""
     if not is_finished(context.state):

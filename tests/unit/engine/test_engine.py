@@ -17,14 +17,17 @@ from graflow_ckpt import (
     EveryTask,
     ExecutionContext,
     TaskGraph,
+    Workflow,
     WorkflowEngine,
     task,
     workflow,
 )
 from graflow_ckpt.core.errors import (
+    Fenced,
     GraphError,
     MaxCyclesExceeded,
     SessionCancelled,
+    SessionError,
     SessionFinished,
     TaskError,
     ValueTorn,
@@ -386,3 +389,74 @@ def test_after_the_end_the_session_is_let_go_and_its_values_can_be_read() -> Non
     assert Path(path).exists()
     assert metadata.user_metadata["after"] is True
     assert context.home.lease is None
+
+
+@pytest.fixture(params=["checkpoints", "sqlite:///checkpoints.db", "memory://"])
+def left(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[list[str], ExecutionContext]:
+    """What has run, and the context of a session that failed in `b` before `c`; and was then continued
+    by another context, to its end.
+    """
+    ran: list[str] = []
+    store = f"memory://{tmp_path.name}" if request.param == "memory://" else request.param
+
+    def flow(fails: bool) -> Workflow:
+        def b(a: int) -> int:
+            ran.append("b")
+            if fails:
+                raise OSError("not yet")
+            return a + 1
+
+        def a() -> int:
+            ran.append("a")
+            return 1
+
+        def c(b: int) -> int:
+            ran.append("c")
+            return b + 1
+
+        return chain(a, b, c, session_id="s", store=store)
+
+    first = flow(True)
+    with pytest.raises(OSError, match="not yet"):
+        first.execute()
+    flow(False).execute()
+    return ran, first.execution_context
+
+
+def test_a_context_goes_on_from_where_another_owner_has_left_the_session(
+    left: tuple[list[str], ExecutionContext],
+) -> None:
+    ran, context = left
+
+    assert context.execute() == 3
+
+    assert ran == ["a", "b", "b", "c"]
+    assert context.status == "completed"
+
+
+def test_a_context_that_another_owner_has_left_behind_saves_nothing(
+    left: tuple[list[str], ExecutionContext],
+) -> None:
+    _, context = left
+    store = context.home.store
+    before = [path for path, _ in store.list("s")]
+
+    for _ in range(2):
+        with pytest.raises(Fenced, match="continued by another owner"):
+            context.checkpoint()
+
+    assert [path for path, _ in store.list("s")] == before
+    assert context.home.lease is None
+
+
+def test_what_was_changed_in_a_context_that_was_left_behind_is_not_dropped_unseen(
+    left: tuple[list[str], ExecutionContext],
+) -> None:
+    ran, context = left
+    context.add_to_queue("a")
+
+    for _ in range(2):
+        with pytest.raises(SessionError, match="1 change"):
+            context.execute()
+
+    assert ran == ["a", "b", "b", "c"]

@@ -308,7 +308,8 @@ class ExecutionContext:
             if saved is None:
                 names = ", ".join(self.session.on_loan())
                 raise CheckpointError(
-                    f"A running task works on {names}: no consistent checkpoint can be taken now.",
+                    f"A running task works on {names}, or a failed one has left that changed: "
+                    "no consistent checkpoint can be taken now.",
                     hint="Call context.checkpoint() in a task instead: it waits for the right moment.",
                     session=self.session_id,
                 )

@@ -260,7 +260,7 @@ class OwnExecution(Execution):
     # --- before ------------------------------------------------------------------------
 
     def _is_over(self, start: str | None) -> bool:
-        if self.home.was_left and not resuming.is_finished(self.context.state):
+        if self.context.started and not resuming.is_finished(self.context.state):
             with self.context.session.still():  # see _move_in
                 resuming.catch_up(self.context)
         return super()._is_over(start)
@@ -285,7 +285,6 @@ class OwnExecution(Execution):
         self.home.run_with(self.settings)
         if not fresh or wants_home(context, self._bindings):
             self._move_in(fresh)
-        resuming.replace_torn(context)
         state = context.state
         state.limit_to(limit)
         epoch = self.home.lease.epoch if self.home.lease is not None else 0
@@ -411,7 +410,7 @@ class OwnExecution(Execution):
             self._emit("session_ended", status="failed", reason=back.outcome.error)
             raise self._with_note(error)
         context = self.context
-        found = resuming.load_cut(context, task, back.names[0], error)
+        found = resuming.go_back(context, back.names[0], task, error)
         while self.stop.signal is None and (left := back.outcome.due - context.session.clock()) > 0:
             sleep(min(left, 0.1))
         self._emit("session_went_back", task, step=context.steps, path=found.path)
@@ -462,10 +461,10 @@ class OwnExecution(Execution):
             return
         if self.context.session.broken is not None:  # a signal's exception came in the middle of a commit
             log.warning("%s", self.context.session.broken.message, extra={"session": self.context.session_id})
-        elif self.current.torn:
+        elif torn := self.context.session.torn:
             log.warning(
                 "%s may have been changed by the attempt that failed: the last checkpoint stands",
-                ", ".join(self.current.torn),
+                ", ".join(torn),
                 extra={"session": self.context.session_id},
             )
         else:

@@ -87,18 +87,25 @@ def open_newest(context: ExecutionContext) -> None:
 
 
 def catch_up(context: ExecutionContext) -> None:
-    """Own a session again that this context has left; if another has continued it, load how that left it."""
-    context.home.open(take_over=context.settings.take_over)
-    if not context.home.is_behind:
+    """Own a session again that this context has left; load it if what is known of it here is old or torn."""
+    home, session = context.home, context.session
+    torn = session.on_loan() if session.broken is None else []  # a run that was interrupted leaves loans
+    if home.was_left:
+        home.open(take_over=context.settings.take_over)
+    if not (torn or home.is_behind):
         return
     if count := len(context.undriven):
         raise errors.SessionError(
-            f"Session {context.session_id} was continued by another owner, which has nothing of the {count} "
-            f"change{'s' * (count > 1)} made here since it was left.",
+            f"Session {context.session_id} continues from its newest checkpoint, which has nothing of the "
+            f"{count} change{'s' * (count > 1)} made here since its last run.",
             hint="Open the session again, and change it there.",
             session=context.session_id,
         )
-    _newest(context)
+    if torn:
+        tasks = (session.state.specs[key].task_id for key in session.state.claimed)
+        go_back(context, torn[0], ", ".join(tasks))
+    else:
+        _newest(context)
 
 
 def _finished(context: ExecutionContext, found: Found) -> None:
@@ -186,28 +193,22 @@ def load(context: ExecutionContext, found: Found) -> None:
     context.stand_on(Basis(found, payload, replayed, damage), state)
 
 
-def load_cut(context: ExecutionContext, task: str, name: str, error: BaseException | None) -> Found:
-    """Replace the session by its newest cut; ValueTorn if there is none."""
+def go_back(
+    context: ExecutionContext, name: str, task: str, error: BaseException | None = None
+) -> Found:
+    """Replace the session, of which a value is torn, by its newest cut; ValueTorn if there is none."""
     why = errors.SessionError("the session went back to an earlier cut", session=context.session_id)
     context.session.close(why)
     found = context.home.newest(partial(load, context)) if context.home.lease is not None else None
     if found is None:
         raise errors.ValueTorn(
-            f"Task {task!r} {'failed' if error else 'was interrupted'} after it may have changed {name!r} "
-            "in place, and there is no checkpoint to go back to.",
+            f"{f'Task {task!r}' if task else 'A task'} failed or was interrupted after it may have changed "
+            f"{name!r} in place, and there is no checkpoint to go back to.",
             hint="Cut before it (context.checkpoint(), a policy), or get the value with readonly=True.",
             task=task,
             name=name,
         ) from error
     return found
-
-
-def replace_torn(context: ExecutionContext) -> None:
-    """Go back to a cut if an execution that was interrupted has left values on loan."""
-    session = context.session
-    if session.broken is None and (names := session.on_loan()):
-        tasks = [session.state.specs[key].task_id for key in session.state.claimed]
-        load_cut(context, ", ".join(tasks), names[0], None)
 
 
 def _replay(

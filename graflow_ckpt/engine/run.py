@@ -165,7 +165,6 @@ class Run:
         self.graph = invoker.graph
         self.session = invoker.session
         self.settings = settings = invoker.settings
-        self.torn: list[str] = []  # live values that a failed attempt may have left changed
         self.left_behind = False  # a body that cannot be ended still runs, its attempt being over
         self._slots = Slots(slots, slots, slots) if slots else settings.slots
         self._threads = self._slots.threads
@@ -305,7 +304,7 @@ class Run:
                 self._check_torn(claim, self._let_go(attempt), outcome)
                 self.cuts.failed(claim, outcome)
             elif isinstance(outcome, Cancelled):
-                self.torn += self._let_go(attempt)
+                self._let_go(attempt)
             else:
                 made = outcome.effects.spawned
             try:
@@ -456,18 +455,20 @@ class Run:
         self.announcer.emit("task_late", task)
 
     def _let_go(self, attempt: Attempt | None) -> list[str]:
-        return [] if attempt is None else self.invoker.let_go(attempt)
+        names = [] if attempt is None else self.invoker.let_go(attempt)
+        self.session.tear(names)  # before they are given back: no checkpoint may come in between
+        return names
 
     def _check_torn(self, claim: Claim, names: list[str], outcome: Failed) -> None:
         """Check for live values that a failed attempt may have changed: docs/guarantees.md, loans."""
         if isinstance(outcome.exception, ReadOnlyChanged):
             names.append(outcome.exception.ids["name"])
+            self.session.tear(names[-1:])
         if not names:
             return
         route = self.graph.routes[claim.spec.task_id]
         if outcome.is_tried_again(claim.spec):
             raise GoBack(claim, outcome, names, claim.spec.max_retries)
-        self.torn += names
         if route.lenient or self.settings.on_failure == "continue":
             raise ValueTorn(
                 f"Task {claim.spec.task_id!r} failed after it may have changed {names[0]!r} in place.",

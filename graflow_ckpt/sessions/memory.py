@@ -7,7 +7,8 @@ it belong together.
 
 Loans: a live value that an attempt has got is *on loan* until the attempt ends. A snapshot
 is taken in `still()`, by any thread: it is refused while anything is on loan, and makes commits
-and new loans wait. Who takes both locks takes that of commits first.
+and new loans wait. Who takes both locks takes that of commits first. A value that an attempt may
+have left half changed is *torn*: nothing that holds it is saved any more.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class MemorySession:
         self.replaced = 0  # how often objects were, beside all commits
         self._changes = 0  # odd while a commit changes the state
         self._loans: dict[str, int] = {}
+        self.torn: list[str] = []
         self._loan_lock = threading.RLock()  # an observer of a cut may take one, too
 
     def commit(self, ops: Sequence[Op]) -> list[Claim]:
@@ -181,8 +183,13 @@ class MemorySession:
                     del self._loans[name]
 
     def on_loan_beside(self, name: str, own: int = 1) -> bool:
-        """Return True if another attempt holds the value than the one that has `own` loans of it."""
-        return self._loans.get(name, 0) > own
+        """Return True if another attempt than the one that has `own` loans of it holds it, or has torn it."""
+        return self._loans.get(name, 0) > own or name in self.torn
+
+    def tear(self, names: Sequence[str]) -> None:
+        """Note live values that an attempt may have changed of which nothing is committed."""
+        with self._loan_lock:
+            self.torn += names
 
     @contextmanager
     def lending_nothing(self) -> Iterator[None]:
@@ -211,10 +218,10 @@ class MemorySession:
 
     def on_loan(self) -> list[str]:
         """Return what prevents a picture."""
-        return list(self._loans) or (["a commit that failed"] if self.broken is not None else [])
+        return [*self._loans, *self.torn] or ([] if self.broken is None else ["a commit that failed"])
 
     @contextmanager
     def still(self) -> Iterator[bool]:
-        """Hold the session still; yield False if a live value is on loan, or the state is not whole."""
+        """Hold the session still; yield False if a value is on loan or torn, or the state is not whole."""
         with self._lock, self._loan_lock:
-            yield not self._loans and self.broken is None
+            yield not self._loans and not self.torn and self.broken is None

@@ -86,6 +86,8 @@ class Session(Protocol):
 
     def on_loan_beside(self, name: str, own: int = 1) -> bool: ...
 
+    def tear(self, names: Sequence[str]) -> None: ...  # attempts that are over may have left them changed
+
     def live(self) -> dict[str, list[Live]]: ...  # what bodies may share with the session itself
 
     def replace_live(self, copies: Mapping[Live, Live]) -> None: ...

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, DeleteOnSuccess, EveryTask, KeepLast, OfAll
+from graflow_ckpt import CheckpointManager, DeleteOnSuccess, EveryTask, KeepLast, OfAll, Workflow
 from graflow_ckpt.checkpoint import archive, history, journal, model
 from graflow_ckpt.checkpoint.program.program import Program
 from graflow_ckpt.checkpoint.seals import seal
@@ -393,6 +393,41 @@ def test_no_cut_photographs_what_a_last_attempt_may_have_changed(
 
     check_cut_before()
     assert "box may have been changed" in caplog.text
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+@pytest.mark.parametrize("shares", [False, True], ids=["apart", "shared"])
+def test_what_a_sibling_saves_afterwards_has_nothing_of_it(durability: str, shares: bool) -> None:
+    seen, lent = Seen(), threading.Event()
+    bad = [True]
+
+    def tears(context) -> None:
+        assert not shares or lent.wait(LONG)
+        context.get_channel().get("box").items.append("half" if bad else "whole")
+        if bad:
+            raise OSError("no more")
+
+    def sibling(context) -> None:
+        box = context.get_channel().get("box") if shares else Box()
+        lent.set()
+        assert seen.first("task_ended tears").wait(LONG)
+        box.items.append("sibling")
+        context.checkpoint()
+
+    def flow() -> Workflow:
+        beside = of(tears), of(sibling)
+        return chain(
+            make, beside, session_id="s", checkpoint=EveryTask(), durability=durability, observers=[seen]
+        )
+
+    with pytest.raises(OSError, match="no more"):
+        flow().execute()
+    bad.clear()
+    again = flow()
+    again.execute()
+
+    box = again.get_channel().get("box").items
+    assert sorted(box) == (["sibling", "whole"] if shares else ["whole"])
 
 
 def test_a_thread_past_its_deadline_keeps_only_what_the_session_has_let_go_of() -> None:

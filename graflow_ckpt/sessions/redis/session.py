@@ -343,6 +343,9 @@ class RedisSession:
     def on_loan_beside(self, name: str, own: int = 1) -> bool:
         return False
 
+    def tear(self, names: Sequence[str]) -> None:
+        """Do nothing: as above."""
+
     def live(self) -> dict[str, list[Live]]:
         return {}
 

@@ -23,6 +23,7 @@ from graflow_ckpt import (
     workflow,
 )
 from graflow_ckpt.core.errors import (
+    CheckpointError,
     Fenced,
     GraphError,
     MaxCyclesExceeded,
@@ -460,3 +461,44 @@ def test_what_was_changed_in_a_context_that_was_left_behind_is_not_dropped_unsee
             context.execute()
 
     assert ran == ["a", "b", "b", "c"]
+
+
+def tearing(**options: Any) -> tuple[list[int], ExecutionContext]:
+    """Attempts, and the context of a session in which the first one has failed with a live value changed."""
+    attempts: list[int] = []
+
+    def make(context) -> None:
+        context.get_channel().set("box", Box())
+
+    def turn(context) -> list[int]:
+        attempts.append(1)
+        box = context.get_channel().get("box")
+        box.items.append(len(attempts))
+        if len(attempts) == 1:
+            raise OSError("half")
+        return box.items
+
+    flow = chain(make, turn, **options)
+    with pytest.raises(OSError, match="half"):
+        flow.execute()
+    return attempts, flow.execution_context
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+def test_a_context_that_is_executed_again_has_nothing_of_what_a_failed_task_has_changed(
+    durability: str,
+) -> None:
+    attempts, context = tearing(session_id="s", checkpoint=EveryTask(), durability=durability)
+
+    with pytest.raises(CheckpointError, match="a failed one has left that changed"):
+        context.checkpoint()
+    assert context.execute() == [2]
+    assert len(attempts) == 2
+
+
+def test_without_a_checkpoint_a_context_with_a_torn_value_is_not_executed_again() -> None:
+    attempts, context = tearing()
+
+    with pytest.raises(ValueTorn, match="'box' in place, and there is no checkpoint to go back to"):
+        context.execute()
+    assert len(attempts) == 1

@@ -409,8 +409,10 @@ class OwnExecution(Execution):
         if times > back.budget:
             self._emit("session_ended", status="failed", reason=back.outcome.error)
             raise self._with_note(error)
-        context = self.context
+        context, limit = self.context, self.context.max_steps
         found = resuming.go_back(context, back.names[0], task, error)
+        context.state.limit_to(limit)
+        self.home.program.run_with(self.settings)  # the cut may be of a run with others
         while self.stop.signal is None and (left := back.outcome.due - context.session.clock()) > 0:
             sleep(min(left, 0.1))
         self._emit("session_went_back", task, step=context.steps, path=found.path)

@@ -16,6 +16,7 @@ from graflow_ckpt import (
     Event,
     EveryTask,
     ExecutionContext,
+    KeepLast,
     TaskGraph,
     Workflow,
     WorkflowEngine,
@@ -367,6 +368,28 @@ def test_a_context_that_is_finished_says_so_if_its_result_is_not_wanted(wanted: 
 
     with pytest.raises(SessionFinished, match=f"was finished{why}"):
         context.execute()
+def test_going_back_changes_no_limit_and_no_setting_of_the_run() -> None:
+    def make(context) -> None:
+        context.get_channel().set("box", Box())
+
+    def turn(context) -> list[int]:
+        box = context.get_channel().get("box")
+        box.items.append(context.attempt)
+        if context.attempt == 1:
+            raise OSError
+        return box.items
+
+    def flow(**options: Any) -> Workflow:
+        return chain(make, turn, max_retries=1, session_id="s", durability="checkpoint", **options)
+
+    flow().execute(max_steps=1)  # what the next run goes back to
+
+    now = flow(keep=KeepLast(3))
+    assert now.execute(max_steps=9) == [2]
+    assert now.execution_context.max_steps == 9
+    last = flow().execution_context.found
+    assert last is not None
+    assert now.settings.differences(last.meta["settings"]) == []
 
 
 # --- the context afterwards ------------------------------------------------------------

@@ -28,7 +28,7 @@ from graflow_ckpt.engine import resuming
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.bind import Binding, check_answers, check_graph, wants_home
 from graflow_ckpt.engine.cuts import Cutter, restore_random
-from graflow_ckpt.engine.invoke import Invoker
+from graflow_ckpt.engine.invoke import Invoker, Lapsed
 from graflow_ckpt.engine.run import GoBack, Inbox, Run, RunHost
 from graflow_ckpt.engine.signals import Stop, handled
 
@@ -225,7 +225,7 @@ class OwnExecution(Execution):
     def __init__(self, context: ExecutionContext, loop: Loop | None) -> None:
         super().__init__(context, loop)
         self.home = context.home
-        self._went_back: dict[tuple[str, int], int] = {}  # task and cycle -> how often
+        self._lapsed = Lapsed()
 
     def _close(self) -> None:
         with self.context.session.still():  # not while another thread takes a checkpoint
@@ -342,7 +342,7 @@ class OwnExecution(Execution):
         announcer, inbox = Announcer(session, self.settings.observers), Inbox()
         invoker = Invoker(
             self.graph, session, self.settings, self._host(announcer, inbox), self._bindings,
-            loop=self._loop, went_back=self._went_back,
+            loop=self._loop, lapsed=self._lapsed,
         )  # fmt: skip
         cutter = Cutter(
             self.graph, session, self.settings, self.home, announcer.emit,
@@ -403,14 +403,10 @@ class OwnExecution(Execution):
     def _go_back(self, back: GoBack) -> list[Op]:
         """Reset the whole session to its cut: a failed attempt left a live value changed."""
         task = back.claim.spec.task_id
-        error = back.outcome.exception
-        visit = (task, back.claim.spec.cycle)
-        times = self._went_back[visit] = self._went_back.get(visit, 0) + 1
-        if times > back.budget:
-            self._emit("session_ended", status="failed", reason=back.outcome.error)
-            raise self._with_note(error)
+        lapsed = self._lapsed.attempts if back.outcome.retry else self._lapsed.races
+        lapsed[task, back.claim.spec.cycle] += 1
         context, limit = self.context, self.context.max_steps
-        found = resuming.go_back(context, back.names[0], task, error)
+        found = resuming.go_back(context, back.names[0], task, back.outcome.exception)
         context.state.limit_to(limit)
         self.home.program.run_with(self.settings)  # the cut may be of a run with others
         while self.stop.signal is None and (left := back.outcome.due - context.session.clock()) > 0:

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
@@ -42,7 +43,7 @@ from graflow_ckpt.core.errors import (
     ReadOnlyChanged,
     WorkflowCancelled,
 )
-from graflow_ckpt.core.facts import RESULT, Cancelled, Cell, Claim, Done, Failed, Live, Op, Outcome
+from graflow_ckpt.core.facts import RESULT, Cancelled, Cell, Claim, Done, Failed, Live, Op, Outcome, TaskSpec
 from graflow_ckpt.core.graph import Node, TaskGraph
 from graflow_ckpt.core.state import NONE, SessionState
 from graflow_ckpt.core.task import Group, OnInterrupted, Task
@@ -87,7 +88,16 @@ class Running:
             self.kill()
 
 
-NEVER: Mapping[tuple[str, int], int] = {}
+class Lapsed:
+    """What the state of a session that went back does not know of: by task and cycle, how often."""
+
+    def __init__(self) -> None:
+        self.attempts: Counter[tuple[str, int]] = Counter()  # that failed
+        self.races: Counter[tuple[str, int]] = Counter()  # that were lost
+
+    def attempts_of(self, spec: TaskSpec) -> int:
+        return self.attempts[spec.task_id, spec.cycle]
+
 
 Post = Callable[[tuple[Running, Outcome | BaseException]], None]
 
@@ -104,14 +114,14 @@ class Invoker:
         bindings: dict[str, Binding],
         *,
         loop: Loop | None = None,
-        went_back: Mapping[tuple[str, int], int] = NEVER,
+        lapsed: Lapsed | None = None,
     ) -> None:
         self.graph = graph
         self.session = session
         self.settings = settings
         self.host = host
         self.bindings = bindings
-        self.went_back = went_back  # attempts that the state does not know of, by task and cycle
+        self.lapsed = lapsed or Lapsed()
         self.running: dict[int, Running] = {}  # bodies that run elsewhere, by the numbers of their claims
         self._alone: Attempt | None = None  # the latest that ran in the thread that commits
         self._inline: dict[str, tuple[Node, bool]] = {}
@@ -195,12 +205,12 @@ class Invoker:
     def failed(self, claim: Claim, error: BaseException) -> Failed:
         """Return the outcome of an exception, with the time at which a retry may start."""
         spec = claim.spec
-        due = 0.0
-        if spec.retry_count < spec.max_retries:
+        due, retries = 0.0, spec.retry_count + self.lapsed.attempts_of(spec)
+        again = retries < spec.max_retries and not isinstance(error, ReadOnlyChanged)
+        if again:
             backoff = self.graph.routes[spec.task_id].options.backoff
             if backoff.base:
-                due = self.session.clock() + backoff.delay(spec.retry_count, spread())
-        again = not isinstance(error, ReadOnlyChanged)
+                due = self.session.clock() + backoff.delay(retries, spread())
         return Failed(Account.of(error, traced=self._traced).text, error, due, retry=again)
 
     # --- arguments ---------------------------------------------------------------------
@@ -249,8 +259,8 @@ class Invoker:
 
         arguments = fill(binding, claim.spec.task_id, data, read, own, given)
         if binding.context is not None:
-            extra = self.went_back.get((claim.spec.task_id, claim.spec.cycle), 0) if self.went_back else 0
-            arguments[binding.context] = TaskExecutionContext(attempt, self.host, extra)
+            lapsed = self.lapsed.attempts_of(claim.spec) if self.lapsed.attempts else 0
+            arguments[binding.context] = TaskExecutionContext(attempt, self.host, lapsed)
         return arguments
 
     def let_go(self, attempt: Attempt) -> list[str]:

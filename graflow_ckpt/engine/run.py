@@ -134,9 +134,8 @@ class Cuts(Protocol):
 class GoBack(Exception):
     """The session has to go back to its newest cut: a failed attempt changed a live value."""
 
-    def __init__(self, claim: Claim, outcome: Failed, names: list[str], budget: int) -> None:
+    def __init__(self, claim: Claim, outcome: Failed, names: list[str]) -> None:
         super().__init__(names)
-        self.budget = budget  # how often that may happen to one task
         self.claim = claim
         self.outcome = outcome
         self.names = names
@@ -406,11 +405,12 @@ class Run:
         spec = claim.spec
         lost = self._conflicts[spec.key] = self._conflicts.get(spec.key, 0) + 1
         failed = Failed(f"WriteConflict: {conflict}", conflict, retry=False)
-        if lost > CONFLICT_BUDGET:
+        if lost + self.invoker.lapsed.races[spec.task_id, spec.cycle] > CONFLICT_BUDGET:
             conflict.ids["task"] = spec.task_id
+            self._check_torn(claim, names, failed)
             return self._finish(claim, None, failed)
         if names:
-            raise GoBack(claim, failed, names, CONFLICT_BUDGET)
+            raise GoBack(claim, failed, names)
         if lost >= FAIR:
             self._unlucky.add(spec.key)
         log.info("%s; task %s runs again", conflict.message, spec.task_id)
@@ -468,7 +468,7 @@ class Run:
             return
         route = self.graph.routes[claim.spec.task_id]
         if outcome.is_tried_again(claim.spec):
-            raise GoBack(claim, outcome, names, claim.spec.max_retries)
+            raise GoBack(claim, outcome, names)
         if route.lenient or self.settings.on_failure == "continue":
             raise ValueTorn(
                 f"Task {claim.spec.task_id!r} failed after it may have changed {names[0]!r} in place.",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt import EveryN, EveryTask, TaskExecutionContext, Workflow
+from graflow_ckpt import CheckpointManager, EveryN, EveryTask, TaskExecutionContext, Workflow
 from graflow_ckpt.core.errors import GraphError, WriteConflict
 from graflow_ckpt.engine.run import FAIR
 from tests.acceptance.places import LONG, Box, Make, Seen, idle
@@ -124,6 +124,53 @@ def test_a_task_that_always_loses_fails_by_name_in_the_end(workflow: Make) -> No
 
     assert lost.value.task == "loser"
     assert len(attempts) == 21
+
+
+def losing(body: Any = lambda attempts: None, *, wins: int = 0, **options: Any) -> tuple[list[int], Workflow]:
+    """Attempts, and a workflow whose second task changes a live value, and loses a race until it `wins`."""
+    attempts: list[int] = []
+
+    def make(context) -> None:
+        context.get_channel().set("box", Box())
+        context.get_channel().set("count", 0)
+
+    def loser(context) -> list[int]:
+        channel = context.get_channel()
+        box = channel.get("box")
+        channel.get("count")
+        attempts.append(context.attempt)
+        box.items.append(len(attempts))
+        body(attempts)
+        context.execution_context.get_channel().set("count", len(attempts))  # from beside the attempt
+        if len(attempts) != wins:
+            channel.set("count", -1)
+        return box.items
+
+    flow = chain(make, loser, session_id="s", checkpoint=EveryTask(), **options)
+    return attempts, flow
+
+
+def test_one_that_goes_back_each_time_fails_by_name_too_and_the_failure_is_the_sessions() -> None:
+    attempts, flow = losing(on_failure="rollback")
+
+    with pytest.raises(WriteConflict, match="'count' was changed by another task") as lost:
+        flow.execute()
+
+    assert lost.value.task == "loser"
+    assert attempts == [1] * 21
+    assert flow.execution_context.status == "failed"
+    assert CheckpointManager.list_checkpoints("s") == []
+
+
+def test_a_lost_race_is_no_attempt_and_takes_no_retry() -> None:
+    def fails_in_the_third(attempts: list[int]) -> None:
+        if len(attempts) == 3:
+            raise OSError("flaky")
+
+    attempts, flow = losing(fails_in_the_third, wins=4, max_retries=1)
+
+    assert flow.execute() == [4]
+    assert attempts == [1, 1, 1, 2]
 
 
 def test_a_blind_set_wins_if_it_is_the_last(workflow: Make) -> None:

@@ -173,8 +173,8 @@ def test_each_visit_of_a_loop_has_its_own_retries_when_the_session_goes_back() -
     assert attempts == [(cycle, attempt) for cycle in range(4) for attempt in (1, 2)]
 
 
-def test_after_too_many_times_the_tasks_own_exception_comes_out_and_the_end_is_told() -> None:
-    seen: list[Event] = []
+def never(**options: Any) -> Workflow:
+    """A workflow whose second task changes a live value and fails, however often it is tried."""
 
     def make(context) -> None:
         context.get_channel().set("box", Box())
@@ -183,13 +183,42 @@ def test_after_too_many_times_the_tasks_own_exception_comes_out_and_the_end_is_t
         context.get_channel().get("box").items.append(1)
         raise OSError(f"attempt {context.attempt}")
 
-    flow = chain(make, turn, max_retries=1, session_id="s", checkpoint=EveryTask(), observers=[seen.append])
+    return chain(make, turn, max_retries=1, session_id="s", checkpoint=EveryTask(), **options)
+
+
+def test_after_too_many_times_the_tasks_own_exception_comes_out_and_the_end_is_told() -> None:
+    seen: list[Event] = []
+
+    flow = never(observers=[seen.append])
     with pytest.raises(OSError, match="attempt 2"):
         flow.execute()
 
     assert [event.kind for event in seen].count("session_went_back") == 1
     assert seen[-1].kind == "session_ended"
     assert seen[-1].facts["status"] == "failed"
+
+
+def test_a_failure_after_too_many_times_is_the_sessions_like_any_other() -> None:
+    flow = never(on_failure="rollback")
+    with pytest.raises(OSError, match="attempt 2"):
+        flow.execute()
+
+    assert flow.execution_context.status == "failed"
+    assert CheckpointManager.list_checkpoints("s") == []
+
+
+def test_a_failure_after_too_many_times_is_in_the_journal() -> None:
+    with pytest.raises(OSError, match="attempt 2"):
+        never(durability="journal").execute()
+
+    context = never(durability="journal").execution_context
+    assert [*context.state.dead.values()] == ["OSError: attempt 2"]
+    context.home.close()
+
+
+def test_a_failure_after_too_many_times_does_not_let_others_go_on() -> None:
+    with pytest.raises(ValueTorn, match="may have changed 'box' in place"):
+        never(on_failure="continue").execute()
 
 
 def test_a_lease_without_a_cut_is_nothing_to_go_back_to() -> None:

@@ -102,6 +102,11 @@ class SessionState:
         """Stop after so many steps, unless a `reopen` says otherwise."""
         self.max_steps = max_steps
 
+    def take_random(self) -> bytes | None:
+        """Return the random state, once: the process has it from then on, until a commit says it again."""
+        taken, self.rng = self.rng, None
+        return taken if isinstance(taken, bytes) else None
+
     @property
     def start_node(self) -> str:
         return self.starts[0] if self.starts else ""

@@ -30,6 +30,7 @@ from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine import resuming
 from graflow_ckpt.engine.adopt import standing_at
 from graflow_ckpt.engine.attempt import digest_of, from_cells
+from graflow_ckpt.engine.cuts import capture_random
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.resuming import Basis, Written
 from graflow_ckpt.engine.settings import Settings
@@ -315,6 +316,10 @@ class ExecutionContext:
                 )
         self.note_checkpoint(saved)
         return saved.path, saved
+
+    def random_state(self) -> Cell | None:
+        """Return what the next run begins with."""
+        return self.state.rng or (capture_random() if self.settings.rng else None)
 
     def schedule_start(self) -> None:
         """Queue the start of a session that has never run; of two processes that try one does."""

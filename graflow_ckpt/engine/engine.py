@@ -352,8 +352,8 @@ class OwnExecution(Execution):
         undriven = context.driven_by(cutter)
         if self.stop.signal is not None:
             inbox.stop()
-        if self.settings.rng and isinstance(session.state.rng, bytes):
-            restore_random(session.state.rng)
+        if self.settings.rng and (kept := session.state.take_random()) is not None:
+            restore_random(kept)
         self._begin(cutter, ops, undriven)
 
     def _host(self, announcer: Announcer, inbox: Inbox) -> RunHost:

@@ -444,7 +444,7 @@ class Home(CheckpointPlace):
         self, context: ExecutionContext, user: dict[str, Any] | None, path: str | None, portable: bool
     ) -> CheckpointMetadata:
         """Take the session as it is now, outside of a run; a checkpoint of it is always portable."""
-        return self.cut(context.graph, capture(context.state), "request", user, path)
+        return self.cut(context.graph, capture(context.state, context.random_state()), "request", user, path)
 
     def cut(
         self,

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from graflow_ckpt import (
+    CheckpointManager,
     Event,
     EveryN,
     EverySeconds,
@@ -333,6 +334,50 @@ def test_a_library_that_is_not_loaded_is_left_alone(monkeypatch: pytest.MonkeyPa
     restore_random(cell)
     remember_random()()
     assert "torch" not in sys.modules
+
+
+def drawing(durability: str) -> ExecutionContext:
+    """A session whose task draws a number in each of four rounds."""
+    body = lambda context: context.get_channel().append("drawn", random.random())  # noqa: E731
+    return loop(4, body, durability=durability).execution_context
+
+
+def undisturbed() -> list[float]:
+    """The numbers of a session that nothing interrupts; it begins with them."""
+    random.seed(7)
+    numbers = [random.random() for _ in range(4)]
+    random.seed(7)
+    return numbers
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_checkpoint_between_two_runs_has_it(durability: str, steps: int) -> None:
+    expected = undisturbed()
+    context = drawing(durability)
+    if steps:
+        context.execute(max_steps=steps)
+
+    path, _ = context.checkpoint()
+    context.home.close()
+    random.seed(1)  # in another process
+    resumed, _ = CheckpointManager.resume_from_checkpoint(path)
+    resumed.execute(max_steps=9)
+
+    assert resumed.get_channel().get("drawn") == expected
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+def test_a_context_that_is_executed_again_goes_on_with_the_numbers_that_follow(durability: str) -> None:
+    expected = undisturbed()
+    drawing(durability).execute(max_steps=1)
+    random.seed(1)  # in another process
+
+    context = drawing(durability)
+    for most in (2, 3, 4):
+        context.execute(max_steps=most)
+
+    assert context.get_channel().get("drawn") == expected
 
 
 class Bits:

@@ -260,9 +260,12 @@ class OwnExecution(Execution):
     # --- before ------------------------------------------------------------------------
 
     def _is_over(self, start: str | None) -> bool:
-        if self.context.started and not resuming.is_finished(self.context.state):
-            with self.context.session.still():  # see _move_in
-                resuming.catch_up(self.context)
+        if super()._is_over(start):
+            return True
+        if not (self.home.was_left or self.context.session.on_loan()):
+            return False
+        with self.context.session.still():  # see _move_in
+            resuming.catch_up(self.context)
         return super()._is_over(start)
 
     def _workflow(self) -> str | None:

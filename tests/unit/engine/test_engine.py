@@ -39,7 +39,7 @@ from graflow_ckpt.core.task import Options, Task
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores import open_store
 from tests.acceptance.places import Box
-from tests.loops import chain
+from tests.loops import chain, pair
 
 
 def graph_of(*tasks: Task) -> TaskGraph:
@@ -513,6 +513,22 @@ def test_what_was_changed_in_a_context_that_was_left_behind_is_not_dropped_unsee
             context.execute()
 
     assert ran == ["a", "b", "b", "c"]
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+@pytest.mark.parametrize("start", [None, "a"])
+def test_a_session_that_another_context_has_begun_again_is_as_that_has_left_it(
+    durability: str, start: str | None
+) -> None:
+    ran: list[str] = []
+    first = pair(ran, durability=durability)
+    first.execute()
+    pair(ran, durability=durability, on_finished="again").execute()
+
+    assert WorkflowEngine().execute(first.execution_context, start) == 2
+
+    assert ran == ["a", "b"] * (2 if start is None else 3)
+    assert first.execution_context.state.run == 2
 
 
 def tearing(**options: Any) -> tuple[list[int], ExecutionContext]:

@@ -30,7 +30,7 @@ from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine import resuming
 from graflow_ckpt.engine.adopt import standing_at
 from graflow_ckpt.engine.attempt import digest_of, from_cells
-from graflow_ckpt.engine.cuts import capture_random
+from graflow_ckpt.engine.cuts import Cutter, capture_random
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.resuming import Basis, Written
 from graflow_ckpt.engine.settings import Settings
@@ -48,7 +48,6 @@ from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.places import path_at
 
 if TYPE_CHECKING:
-    from graflow_ckpt.engine.cuts import Cutter
     from graflow_ckpt.engine.engine import Execution
 
 
@@ -298,22 +297,21 @@ class ExecutionContext:
         if path is not None and "://" in path:
             open_store(path)  # refuses what this version cannot write to
         metadata = check_metadata(metadata)
+        saved = None
         with self.session.still() as still, self._owning():
             if self.cutter is not None:  # which may be of a session that this one has just gone back behind
                 saved = self.cutter.now(metadata, path)
             elif still:
                 self.schedule_start()
                 saved = self.home.take(self, metadata, path, portable)
-            else:
-                saved = None
-            if saved is None:
-                names = ", ".join(self.session.on_loan())
-                raise CheckpointError(
-                    f"A running task works on {names}, or a failed one has left that changed: "
-                    "no consistent checkpoint can be taken now.",
-                    hint="Call context.checkpoint() in a task instead: it waits for the right moment.",
-                    session=self.session_id,
-                )
+        if saved is None:
+            names = ", ".join(self.session.on_loan())
+            raise CheckpointError(
+                f"A running task works on {names}, or a failed one has left that changed: "
+                "no consistent checkpoint can be taken now.",
+                hint="Call context.checkpoint() in a task instead: it waits for the right moment.",
+                session=self.session_id,
+            )
         self.note_checkpoint(saved)
         return saved.path, saved
 

@@ -183,7 +183,7 @@ class Cutter:
             if still:
                 requests, self._requests = self._requests, []
                 for request in requests:
-                    self._cut_for(request)
+                    self._cut("request", request.metadata, request.handle)
                 if self._due():  # still: a request may have sent its checkpoint elsewhere
                     cause = BUDGET if self._auto else "journal"
                     self._cut("policy" if self._policy_due else cause, {"auto": True})
@@ -193,41 +193,37 @@ class Cutter:
         with self.session.still() as still:
             return self.save("request", user, path) if still else None
 
-    def final(self, cause: str) -> Any:
+    def final(self, cause: str) -> None:
         """Take the last cut of a run; a failure is an event here too."""
         with self.session.still() as still:
-            if not still:
+            if still:
+                self._cut(cause, None)
+            else:
                 log.warning("%s is on loan: the last checkpoint stands", ", ".join(self.session.on_loan()))
-                return None
-            return self._cut(cause, None)
 
-    def _cut_for(self, request: Request) -> None:
-        handle = request.handle
-        metadata = self._cut("request", request.metadata, handle)
-        if metadata is not None:
-            handle.written(metadata)
-
-    def _cut(self, cause: str, user: dict[str, Any] | None, handle: Any = None) -> Any:
-        counts = handle is None or self.home.finds(handle.path)
-        self._policy_due = self._policy_due and not counts
+    def _cut(self, cause: str, user: dict[str, Any] | None, handle: Any = None) -> None:
+        own = handle is None or self.home.finds(handle.path)
+        self._policy_due = self._policy_due and not own
         began = monotonic()
         try:
-            return self.save(cause, user, None if handle is None else handle.path)
+            metadata = self.save(cause, user, None if handle is None else handle.path)
         except Fenced:
             raise
         except (CheckpointError, OSError) as error:
             if handle is not None:
                 handle.failed(error)
-            self._failed(error, cause, monotonic() - began, counts)
-            return None
+            self._failed(error, cause, monotonic() - began, own)
+            return
+        if handle is not None:
+            handle.written(metadata)
 
-    def _failed(self, error: Exception, cause: str, seconds: float, counts: bool) -> None:
+    def _failed(self, error: Exception, cause: str, seconds: float, own: bool) -> None:
         """Report a failed save; end the session if a journal waits for it, or with on_save_failure="fail"."""
-        if counts:
+        if own:
             self._cut_steps, self._cut_time = self.session.state.steps, monotonic()
             self._exposure.failed(seconds, counts=cause == BUDGET)
         self.home.tell_failed(self._emit, error, cause, seconds)
-        if (counts and self._exposure.must) or self.settings.on_save_failure == "fail":
+        if (own and self._exposure.must) or self.settings.on_save_failure == "fail":
             fatal = error if isinstance(error, GraflowError) else CheckpointError(str(error))
             self.session.close(fatal)
             raise fatal

@@ -193,9 +193,7 @@ def load(context: ExecutionContext, found: Found) -> None:
     context.stand_on(Basis(found, payload, replayed, damage), state)
 
 
-def go_back(
-    context: ExecutionContext, name: str, task: str, error: BaseException | None = None
-) -> Found:
+def go_back(context: ExecutionContext, name: str, task: str, error: BaseException | None = None) -> Found:
     """Replace the session, of which a value is torn, by its newest cut; ValueTorn if there is none."""
     why = errors.SessionError("the session went back to an earlier cut", session=context.session_id)
     context.session.close(why)

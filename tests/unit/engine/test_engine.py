@@ -397,6 +397,8 @@ def test_a_context_that_is_finished_says_so_if_its_result_is_not_wanted(wanted: 
 
     with pytest.raises(SessionFinished, match=f"was finished{why}"):
         context.execute()
+
+
 def test_going_back_changes_no_limit_and_no_setting_of_the_run() -> None:
     def make(context) -> None:
         context.get_channel().set("box", Box())

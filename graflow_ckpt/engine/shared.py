@@ -275,6 +275,8 @@ class Part:
 
     def _news(self, news: str) -> None:
         """Handle news of the keeper: what has happened to the session while a body runs."""
+        if not self.session.held:  # all is committed, the token may be retired: a checkpoint is still written
+            return
         if news in ("fenced", "gone"):
             self.run.invoker.fence(errors.Fenced("The session's token was lost.", session=self.session.id))
             self._on_lost()

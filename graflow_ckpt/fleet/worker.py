@@ -556,9 +556,9 @@ class Shutdown:
     def _go_when_it_stays(self, now: Slice) -> None:
         """Replace this process if what runs has lost its token, and the body does not stop."""
         deadline = monotonic() + LAST
-        while self._worker.slice is now and monotonic() < deadline:
+        while (stays := self._worker.slice is now and bool(now.part.session.held)) and monotonic() < deadline:
             sleep(0.02)
-        if self._worker.slice is now:
+        if stays:
             facts = {"session": now.part.session.id, "token": now.part.session.token}
             log.warning("a task goes on though its token is lost: this process is replaced", extra=facts)
             self._worker.leaves()

@@ -23,7 +23,7 @@ from graflow_ckpt import (
     workflow,
 )
 from graflow_ckpt.core.errors import CheckpointError, SchemaUnsupported
-from graflow_ckpt.engine.reaping import release_the_dead
+from graflow_ckpt.engine.reaping import Keeper, release_the_dead
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, place
@@ -160,6 +160,27 @@ def test_a_policy_by_time_outlives_the_slices(fleet: Fleet) -> None:
     fleet.work(handle)
 
     assert len(cuts()) >= 1
+
+
+def test_a_cut_at_the_end_of_a_slice_may_take_longer_than_its_process_has_when_a_token_is_lost(
+    fleet: Fleet,
+) -> None:
+    """The commit before it has retired the token: the keeper hears that it is void, and nothing is lost."""
+    lost, held_against_it = threading.Event(), []
+    (worker, *_) = fleet.workers
+    worker.keeper = Keeper(0.15)  # it asks every 50 ms
+    worker.watched_by(lost.set, lambda: None)
+    worker.observers = (
+        lambda event: event.kind == "checkpoint_saved" and held_against_it.append(lost.wait(0.5)),
+    )
+    submitted(fleet, loop(1, checkpoint=EveryTask()))
+    token = fleet.token()
+    assert token is not None
+
+    worker.run(*token)
+
+    assert cuts() == [1]
+    assert held_against_it == [False]
 
 
 # --- saves that fail ---------------------------------------------------------------------

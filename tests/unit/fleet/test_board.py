@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from mmap import mmap
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -21,11 +22,13 @@ from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.fleet.board import Board, BoardLine, Order, RunningSlice, State
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.lists import ACTIVE, Presence, host_key, owner_text, place
+from graflow_ckpt.fleet.reaping import OPAQUE
 from graflow_ckpt.fleet.slice import Worker, serve
 from graflow_ckpt.fleet.tokens import Carrier, job_id, queue_name
 from graflow_ckpt.fleet.worker import Listening, NoAlarm, Shutdown
 from graflow_ckpt.links.processes import is_near, myself, owner_from
 from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.stores.around.keys import new_key
 from tests.servers import Server
 from tests.stretch import until
@@ -358,6 +361,23 @@ def test_a_process_that_leaves_takes_no_token_after_the_slice_that_it_ends(
         worker.dequeue_job_and_maintain_ttl(1)
 
     assert worker.worker.carrier.waiting(["q"]) == {"q": 1}
+
+
+def test_a_process_stays_whose_token_was_retired_by_a_commit_that_was_answered_after_the_keeper(
+    worker: Listening, redis_url: str
+) -> None:
+    link = open_link(redis_url)
+    worker.worker = Worker(link, Carrier(link), None, owner="{}")
+    (line,) = Board(1).lines
+    slow: Any = SimpleNamespace(part=SimpleNamespace(session=RedisSession(link, "s", OPAQUE)))
+    worker.worker.slice = slow  # all that it held is committed, and its checkpoint is being written
+    if (pid := os.fork()) == 0:
+        Shutdown(worker, line, 1.0)._go_when_it_stays(slow)
+        os._exit(0)
+
+    _, status = os.waitpid(pid, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 EARLY = """

@@ -96,6 +96,9 @@ NEWS = 1.0
 LOOK = 0.01
 """Seconds between looks at a slice that runs."""
 
+REST = 0.5
+"""Seconds until a server that was away, or a session that was frozen, is asked again."""
+
 
 @dataclass(slots=True)
 class Kept:
@@ -106,10 +109,14 @@ class Kept:
     help_with: Callable[[], object]
     look_around: Callable[[], object] = lambda: None  # each time the lease has been renewed
     renew_at: float = 0.0
+    rests_until: float = 0.0  # after a pass that failed
     asked: float = 0.0  # as of when another worker was asked for help
 
     def renew_in(self, seconds: float) -> None:
         self.renew_at = monotonic() + seconds
+
+    def rest(self) -> None:
+        self.rests_until = self.renew_at = monotonic() + REST
 
     def helped(self, since: float) -> None:
         self.asked = since
@@ -171,19 +178,21 @@ class Keeper:
                     self._look_after(kept)
                 except GraflowError as error:  # the server is away: the slice waits for it, too
                     log.warning("keeper: %s", error, extra={"session": kept.session.id})
-                    kept.renew_in(0.5)
+                    kept.rest()
                 except Exception:
                     log.exception("keeper: a pass failed", extra={"session": kept.session.id})
-                    kept.renew_in(0.5)
+                    kept.rest()
 
     def _look_after(self, kept: Kept) -> None:
-        now, session = monotonic(), kept.session
+        now, session, since = monotonic(), kept.session, kept.session.answered
+        if now < kept.rests_until:
+            return
         if now >= kept.renew_at:
             kept.renew_in(self._often)
             status = session.renew(self._lease)
             if status != "running" and self._kept is kept:
                 kept.on_news(status)
             kept.look_around()
-        if session.ready and kept.asked < session.answered < now - HELP_AFTER:
-            kept.helped(session.answered)
+        if session.ready and kept.asked < since < now - HELP_AFTER:
             kept.help_with()
+            kept.helped(since)

@@ -191,7 +191,8 @@ class Slice:
         self, worker: Worker, session: RedisSession, loaded: Loaded, home: SharedHome, cells: SealedCells
     ) -> None:
         self._worker = worker
-        self._outside = RedisSession(worker.link, session.id, cells, post=session.post)
+        self._sender = partial(RedisSession, worker.link, session.id, cells, post=session.post, patience=0.0)
+        self._outside = self._sender()
         settings = loaded.settings
         if worker.observers:
             settings = replace(settings, observers=worker.observers)
@@ -218,8 +219,7 @@ class Slice:
         part.session.claims_for(worker.budget, HELP_AFTER)
         if worker.draining:
             part.inbox.stop()
-        # work waits while this worker is busy: another token, in a commit of no slice
-        part.keep(partial(self._outside.commit, [], mode="s"))
+        part.keep(self._call_for_help)
         try:
             with watched(run, part.home) if run.settings.observers else nullcontext():
                 run.drive()
@@ -233,6 +233,13 @@ class Slice:
             self._surroundings.put_back()
             self._outside.close()
             part.leave()
+
+    def _call_for_help(self) -> None:
+        """Make another token, in a commit of no slice. The keeper does it: nothing is waited for."""
+        if self._outside.broken is not None:  # its last answer was lost
+            self._outside.close()
+            self._outside = self._sender()
+        self._outside.commit([], mode="s")
 
     def _settled(self, error: BaseException) -> bool:
         """Report a failure that is no outcome, else what is held would fail again; True if it is settled."""

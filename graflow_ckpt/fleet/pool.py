@@ -264,7 +264,8 @@ class Pool:
         """Return the seconds until there is something to do without a signal."""
         now = monotonic()
         times = [seat.not_before - now for seat in self._seats if not seat.pid and not self._stopped]
-        times += [seat.until - now for seat in self._seats if seat.told is not Order.WORK and seat.pid]
+        leave = [seat for seat in self._seats if seat.pid and seat.told is not Order.WORK and not seat.killed]
+        times += [seat.until - now for seat in leave]  # of one that was killed a signal tells when it is gone
         times += [0.05] if self._rolling or self._turning is not None else []
         return max(0.0, min([1.0, self._estate.patience, *times]))
 

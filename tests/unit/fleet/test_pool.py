@@ -17,7 +17,7 @@ from rq.serializers import JSONSerializer
 
 from graflow_ckpt.core.errors import BadAddress, GraflowError, GraphError
 from graflow_ckpt.fleet import pool as pools
-from graflow_ckpt.fleet.board import RunningSlice
+from graflow_ckpt.fleet.board import Order, RunningSlice
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.pool import Estate, PoolSettings, run
 from graflow_ckpt.fleet.worker import rq_name
@@ -59,6 +59,23 @@ def test_a_child_that_cannot_be_forked_is_tried_again_and_the_pool_works_on(
     assert [seat.pid for seat in pool._seats] == [0, 0, 0]
     assert all(seat.not_before > time.monotonic() for seat in pool._seats)
     assert [record.getMessage()[:8] for record in caplog.records] == ["worker-1", "worker-2", "steward "]
+
+
+def test_the_parent_of_a_killed_child_that_cannot_end_waits_for_its_end(
+    redis_url: str, keyring: Keyring
+) -> None:
+    """It may be within the kernel, at a disk that does not answer: SIGCHLD tells when it is gone."""
+    pool = pools.Pool(PoolSettings(redis_url, n=1), keyring)
+    for seat in pool._seats:
+        seat.pid = os.getpid()
+    (stuck, _) = pool._seats
+    stuck.told, stuck.until = Order.DRAIN, time.monotonic() - 1
+
+    due = pool._patience()
+    stuck.killed = True
+    over = pool._patience()
+
+    assert (due, over) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -41,18 +41,19 @@ def release(
     forced: bool,
     crashed: bool = True,
     patience: float = PATIENCE,
+    also: Sequence[Op] = (),
 ) -> list[Emitted] | None:
     """Take a token from a worker that is dead (`forced`) or whose lease is over; None if it may not be taken.
 
     `crashed`: whether the worker died of what it ran, which counts against the task. `patience`: seconds to
-    wait for a server that is away.
+    wait for a server that is away. `also`: ops of the same transition.
     """
     facts = RedisFacts(link, session)
     holds, asks = facts.held(token, cells), facts.parsed("io")
     ops = [_op(spec, asks, why, crashed) for spec in holds]
     sender = RedisSession(link, session, cells, patience=patience)
     try:
-        sender.commit([*ops, ("claim", 0)], mode=f"T{token}{'!' if forced else ''}")
+        sender.commit([*also, *ops, ("claim", 0)], mode=f"T{token}{'!' if forced else ''}")
     except Fenced:
         return None
     finally:

@@ -11,12 +11,12 @@ import os
 import resource
 import signal
 import sys
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from graflow_ckpt.core.errors import ServerError
-from graflow_ckpt.core.facts import Cell
+from graflow_ckpt.core.facts import Cell, Op
 from graflow_ckpt.engine.reaping import release
 from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.fleet.tokens import Carrier
@@ -24,7 +24,6 @@ from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.redis.facts import RedisFacts
 from graflow_ckpt.sessions.redis.keys import keys_of
-from graflow_ckpt.sessions.redis.session import RedisSession
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
@@ -116,12 +115,19 @@ def take(
     to be tried again.
     """
     facts: dict[str, Any] = {"session": session, "token": token}
-    if forced and crashed:
-        _count_fall(fleet.link, session, token, why)
-    emitted = release(fleet.link, session, OPAQUE, token, why, forced=forced, crashed=crashed, patience=0)
+    falls = _falls(fleet.link, session, token) if forced and crashed else 0
+    fell = f"its program has taken its worker down {falls} times before any task"
+    pauses: list[Op] = [("status", "paused", f"WorkerDied: {fell}; at last {why}")]
+    emitted = release(
+        fleet.link, session, OPAQUE, token, why, forced=forced, crashed=crashed, patience=0,
+        also=pauses if falls >= CRASH_BUDGET else [],
+    )  # fmt: skip
     if emitted is None:
         return False
     log.warning("token %s of session %s was taken from its worker: %s", token, session, why, extra=facts)
+    if falls:  # counted by the reaper that won, and once: others see the same death, and try again
+        with suppress(ServerError), translated(fleet.link.address):
+            fleet.link.client.hincrby(f"{keys_of(session)}h", FALLS, 1)
     for other, queue in emitted:
         fleet.carrier.offer(session, other, queue)
     try:
@@ -131,17 +137,13 @@ def take(
     return True
 
 
-def _count_fall(link: RedisLink, session: str, token: str, why: str) -> None:
-    """Count a worker that died with no claim: it died of the program itself, of a module, say.
+def _falls(link: RedisLink, session: str, token: str) -> int:
+    """Return how often workers have died of the program itself, of a module, say, with this one; else 0.
 
-    No task can be blamed for it; when it comes too often, the session pauses.
+    It died with no claim, so no task can be blamed for it; when it comes too often, the session pauses.
     """
     prefix = keys_of(session)
     with translated(link.address):
         if RedisFacts(link, session).held(token, OPAQUE) or not link.client.hexists(f"{prefix}own", token):
-            return
-        falls = int(link.client.hincrby(f"{prefix}h", FALLS, 1))
-    if falls >= CRASH_BUDGET:
-        with closing(RedisSession(link, session, OPAQUE, patience=0)) as sender:
-            fell = f"its program has taken its worker down {falls} times before any task"
-            sender.commit([("status", "paused", f"WorkerDied: {fell}; at last {why}")])
+            return 0
+        return int(link.client.hget(f"{prefix}h", FALLS) or 0) + 1

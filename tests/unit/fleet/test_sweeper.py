@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,12 +26,13 @@ from graflow_ckpt.fleet import steward as sweeping
 from graflow_ckpt.fleet.board import RunningSlice
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, place
-from graflow_ckpt.fleet.reaping import Death, Hands, take
+from graflow_ckpt.fleet.reaping import FALLS, Death, Hands, take
 from graflow_ckpt.fleet.steward import FleetRepair
 from graflow_ckpt.fleet.tokens import Carrier, job_id
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.redis.keys import keys_of, source
+from graflow_ckpt.sessions.redis.tables import frozen
 from graflow_ckpt.testing.drivers import at_once
 from tests.servers import Server
 from tests.unit.fleet.played import Player, at_work, bag, dead, set_status, task_of, tokens
@@ -508,6 +510,33 @@ def test_a_task_that_takes_its_worker_down_three_times_is_set_aside_and_the_sess
     for fact in ("'t0'", "3 times", "SIGKILL", "57 MB"):
         assert fact in status.reason, status.reason
     assert client.carrier.ids("default") == set()
+
+
+def falls(redis: Any) -> int:
+    return int(redis.hget(f"{keys_of('s')}h", FALLS) or 0)
+
+
+def test_a_death_before_any_task_is_counted_once_however_often_it_is_tried_and_by_how_many(
+    client: Client, redis: Any
+) -> None:
+    handle = bag(client, "s", tasks=1)
+    for round_ in range(1, 3):
+        player = Player(client, "s")
+        reap = partial(take, client, "s", player.token, "it was killed", forced=True)
+        with frozen(client.link, "s"):
+            for _ in range(3):  # its parent does so four times a second
+                with pytest.raises(SessionBusy):
+                    reap()
+
+        at_once([reap] * 2)
+
+        assert falls(redis) == round_
+    assert handle.status().status == "running"
+    last = Player(client, "s")
+    assert take(client, "s", last.token, "it was killed", forced=True)
+    assert handle.status().status == "paused"
+    assert "3 times before any task; at last it was killed" in handle.status().reason
+    assert posted(client) == set()  # no worker loads its program again
 
 
 @pytest.mark.parametrize("crashed", [True, False], ids=["killed", "stopped, which is no crash"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 from time import monotonic, sleep
@@ -95,26 +95,33 @@ class SharedCuts:
     def poll(self, idle: bool) -> bool:
         """Cut if the policy is due, and no other worker does; nothing waits for it, here or elsewhere."""
         if self._watches and (self._looked is None or self._due(idle)) and self._due_for_all(idle):
-            self._cut_in_turn(idle)
+            with ExitStack() as stack:
+                self._cut_in_turn(idle, stack)
         return False
 
-    def _cut_in_turn(self, idle: bool) -> None:
+    def _cut_in_turn(self, idle: bool, stack: ExitStack) -> None:
         # a worker that cuts now shows an earlier moment; this one comes again at the next commit, but not if
         # there is none, or if it is that nothing runs
         passes = self._session.status != "running" or not self._due(False)
-        with self._home.facts.turn(TURN if passes else 0.0) as mine:
-            if mine and self._due_for_all(idle):  # others may have cut between the question and our turn
-                if self.cut("policy", {"auto": True}) is not None:
-                    self._home.tidy(self._settings.keep, emit=self._emit)
-                self._looked = (self._session.steps, monotonic())
+        turn = partial(self._home.facts.turn, TURN if passes else 0.0)
+        try:
+            mine = self._session.patiently(lambda: stack.enter_context(turn()))
+        except errors.ServerError as error:  # one that is full, say, answers questions and takes no writes
+            self._failed(error, "policy", 0.0)
+            return
+        if mine and self._due_for_all(idle):  # others may have cut between the question and our turn
+            if self.cut("policy", {"auto": True}) is not None:
+                self._home.tidy(self._settings.keep, emit=self._emit)
+            self._looked = (self._session.steps, monotonic())
 
     def _due_for_all(self, idle: bool) -> bool:
         """Return True if a cut is due by what all workers have done; another one may run, or have cut."""
-        steps, seconds = self._home.facts.last_cut()
+        facts, asks = self._home.facts, self._session.patiently
+        steps, seconds = asks(facts.last_cut)
         self._looked = (steps, monotonic() - seconds)
         if not self._due(idle) or self._due(False):
             return self._due(idle)
-        return int(self._home.facts.line()["held"] or 0) <= len(self._session.held)
+        return int(asks(facts.line)["held"] or 0) <= len(self._session.held)
 
     def _due(self, idle: bool) -> bool:
         steps, at = self._looked or (0, monotonic())

@@ -286,6 +286,53 @@ def test_with_on_save_failure_fail_no_worker_goes_on(fleet: Fleet) -> None:
     assert cuts() == [2, 3, 4, 5]
 
 
+def once(kind: str, trouble: Callable[[], object]) -> Callable[[Event], None]:
+    """An observer that makes trouble at the first event of that kind."""
+    left = [trouble]
+    return lambda event: left.pop()() if left and event.kind == kind else None
+
+
+def test_a_policy_that_is_due_while_the_server_is_away_does_not_end_the_run(
+    own_redis: Callable[..., Server], key: str
+) -> None:
+    """The moment is between a commit and the cut after it."""
+    server = own_redis({"appendonly": "yes", "appendfsync": "always"})
+    back = threading.Timer(0.3, server.start)
+
+    def fails() -> None:
+        server.kill()
+        back.start()
+
+    seen: list[str] = []
+    observers = [once("task_ended", fails), lambda event: seen.append(event.kind)]
+    flow = loop(3, make=in_redis(server.client()), checkpoint=EveryTask(), observers=observers)
+
+    assert flow.execute() == 2
+    assert cuts() == [1, 2, 3]
+    assert "checkpoint_failed" not in seen
+
+
+def test_a_policy_that_is_due_while_the_server_takes_no_writes_is_a_save_that_failed(
+    own_redis: Callable[..., Server], key: str
+) -> None:
+    server = own_redis()
+
+    def memory(limit: str) -> Callable[[], object]:
+        return lambda: server.ask("CONFIG", "SET", "maxmemory", limit)
+
+    seen: list[str] = []
+    observers = [
+        once("task_ended", memory("1")),
+        once("checkpoint_failed", memory("0")),
+        lambda event: seen.append(event.kind),
+    ]
+    flow = loop(3, make=in_redis(server.client()), checkpoint=EveryTask(), observers=observers)
+
+    assert flow.execute() == 2
+    assert cuts() == [2, 3]
+    assert seen.count("checkpoint_failed") == 1
+
+
 # --- a session in Redis of tomorrow's format, beside today's code -----------------------
 
 

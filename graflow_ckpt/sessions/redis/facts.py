@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
+from graflow_ckpt.core.errors import ServerError
 from graflow_ckpt.core.facts import TaskSpec
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.complaints import fact, readable, translated
@@ -195,7 +196,7 @@ class SharedFacts(RedisFacts):
             yield mine
         finally:
             if mine:
-                with translated(self.link.address):
+                with suppress(ServerError), translated(self.link.address):  # it ends by itself
                     client.delete(key)
 
     # --- tasks that were made at run time ----------------------------------------------

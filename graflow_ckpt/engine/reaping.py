@@ -25,6 +25,18 @@ from graflow_ckpt.sessions.redis.session import RedisSession
 
 log = logging.getLogger("graflow_ckpt.engine")
 
+GRACE = 2.0
+"""Seconds for which a lease goes on that was found over, so that its worker can renew it.
+
+What kept the worker from it may have been the server, which was away, or full, or took no writes.
+"""
+
+
+def lasts(lease: float) -> float:
+    """Return for how many seconds a lease is renewed; the rest is its GRACE, which is more for short ones."""
+    return max(lease - GRACE, lease / 2)
+
+
 LEASE_OVER = "its lease ran out: it was stopped, cut off, or a task kept the interpreter to itself"
 
 Emitted = tuple[str, str]
@@ -45,15 +57,16 @@ def release(
 ) -> list[Emitted] | None:
     """Take a token from a worker that is dead (`forced`) or whose lease is over; None if it may not be taken.
 
+    The first time that a lease is found over, it gets its GRACE, and the token may not be taken yet.
     `crashed`: whether the worker died of what it ran, which counts against the task. `patience`: seconds to
     wait for a server that is away. `also`: ops of the same transition.
     """
     facts = RedisFacts(link, session)
     holds, asks = facts.held(token, cells), facts.parsed("io")
     ops = [_op(spec, asks, why, crashed) for spec in holds]
-    sender = RedisSession(link, session, cells, patience=patience)
+    sender, how = RedisSession(link, session, cells, patience=patience), f"~{GRACE * 1000:.0f}"
     try:
-        sender.commit([*also, *ops, ("claim", 0)], mode=f"T{token}{'!' if forced else ''}")
+        sender.commit([*also, *ops, ("claim", 0)], mode=f"T{token}{'!' if forced else how}")
     except Fenced:
         return None
     finally:
@@ -65,17 +78,19 @@ def release(
     return sender.emitted
 
 
-def release_the_dead(
-    link: RedisLink, session: str, cells: Cells, *, patience: float = PATIENCE
-) -> list[Emitted]:
-    """Release all tokens of a session whose owners are gone, on this machine or by their leases."""
-    emitted: list[Emitted] = []
+def release_the_dead(link: RedisLink, session: str, cells: Cells, *, patience: float = PATIENCE) -> bool:
+    """Release all tokens of a session whose owners are gone, on this machine or by their leases.
+
+    False if there is one whose owner may still renew its lease.
+    """
+    released = True
     for token, owner, left in RedisFacts(link, session).holders():
         gone = owner is not None and is_gone(owner)
         if gone or (left is not None and left < 0):
             why = "its process is gone" if gone else LEASE_OVER
-            emitted += release(link, session, cells, token, why, forced=gone, patience=patience) or ()
-    return emitted
+            taken = release(link, session, cells, token, why, forced=gone, patience=patience)
+            released &= gone or taken is not None
+    return released
 
 
 def _op(spec: TaskSpec, asks: dict[str, str], why: str, crashed: bool) -> Op:
@@ -190,7 +205,7 @@ class Keeper:
             return
         if now >= kept.renew_at:
             kept.renew_in(self._often)
-            status = session.renew(self._lease)
+            status = session.renew(lasts(self._lease))
             if status != "running" and self._kept is kept:
                 kept.on_news(status)
             kept.look_around()

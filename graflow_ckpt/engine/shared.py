@@ -31,7 +31,7 @@ from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bind import Binding, takes_cuts
 from graflow_ckpt.engine.engine import Execution, doubts, paused
 from graflow_ckpt.engine.invoke import Invoker
-from graflow_ckpt.engine.reaping import Keeper, Kept, release_the_dead
+from graflow_ckpt.engine.reaping import GRACE, Keeper, Kept, lasts, release_the_dead
 from graflow_ckpt.engine.run import Inbox, Run, RunHost
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import SharedHome
@@ -342,7 +342,7 @@ class SharedExecution(Execution):
             _ = self.home.keyring
         self._reopen(start)
         context.begin()
-        mine = self.home.facts.begin(json.dumps(asdict(myself()), separators=(",", ":")), LEASE)
+        mine = self.home.facts.begin(json.dumps(asdict(myself()), separators=(",", ":")), lasts(LEASE))
         if mine is None:  # others have brought it to its end meanwhile
             return False
         self._set_up(RedisSession(*self._at, *mine), bindings)
@@ -351,7 +351,9 @@ class SharedExecution(Execution):
     def _reopen(self, start: str | None) -> None:
         """Start it, start elsewhere, or continue."""
         context, was = self.context, self.context.status
-        release_the_dead(*self._at)
+        if not release_the_dead(*self._at):
+            sleep(GRACE + POLL)
+            release_the_dead(*self._at)
         state = context.state
         if was == "running" and state.status == "paused":  # a task has taken its last worker down
             raise paused(state.session, state.reason)

@@ -109,7 +109,7 @@ OPAQUE = Opaque()
 def take(
     fleet: FleetLinks, session: str, token: str, why: str, *, forced: bool = False, crashed: bool = True
 ) -> bool:
-    """Take a token and all that it held from a worker. False: it is alive after all, or another was quicker.
+    """Take a token and all that it held from a worker. False: it may be alive, or another was quicker.
 
     Nothing is waited for: if the server is away or the session frozen, that is an error, and has
     to be tried again.

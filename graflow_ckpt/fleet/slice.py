@@ -24,7 +24,7 @@ from typing import Any
 from graflow_ckpt.checkpoint.seals import LIMIT, SealedCells
 from graflow_ckpt.core import errors
 from graflow_ckpt.core.events import Observer
-from graflow_ckpt.engine.reaping import HELP_AFTER, Keeper, Kept
+from graflow_ckpt.engine.reaping import HELP_AFTER, Keeper, Kept, lasts
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.shared import Part
 from graflow_ckpt.engine.shared_home import SharedHome
@@ -137,7 +137,7 @@ class Worker:
                         raise facts
                 self.presence.noted(listed)
                 # asked again by the same owner it answers the same, until the first commit
-                args = (token, self.presence.owner, int(self.lease * 1000), "", nonce)
+                args = (token, self.presence.owner, int(lasts(self.lease) * 1000), "", nonce)
                 return facts, self.link.script(START)([f"{prefix}c"], args)
             except errors.ServerGone:
                 if self.draining or monotonic() > deadline:

@@ -62,7 +62,6 @@ ROUND = 1000  # ms between looks at a session that runs
 SLOW = 5000  # ms, at one that waits for a worker or the user
 TAKEN = 500  # ms after which another steward takes a session that this one took and said nothing about
 AGAIN = 5000  # ms that a token which waits in its queue is left there
-HOLD = 2.0  # seconds after the server came back in which its workers renew their leases first
 INIT = 3600.0  # seconds after which a submission that was not completed is cleared away
 _PAGE = 200
 _FREEZE = source("freeze")
@@ -90,7 +89,6 @@ class FleetRepair:
         self._host = host_key(where)
         self._watched = watched  # slices whose parent sees them die, and the cause
         self._rota = self._link.script(ROTA)
-        self._since = monotonic() - _uptime(self._link)
         self._noted: list[bytes | str | int] = []  # (session, expected, next)*, for the next call of the rota
         self._waiting: dict[str, set[str]] = {}  # jobs in RQ's queues, as of a moment ago
         self._forget = 0.0
@@ -99,10 +97,6 @@ class FleetRepair:
         self._void: set[tuple[str, str]] = set()
         self.done = dict.fromkeys(("taken", "posted", "woken"), 0)  # for the pool's sign of life
         self.failed: list[Exception] = []  # since they were last looked at
-
-    def was_away(self) -> None:
-        """Note that the server is away. When it answers, leases have run out that are about to be renewed."""
-        self._since = monotonic()
 
     # --- this place --------------------------------------------------------------------
 
@@ -191,8 +185,6 @@ class FleetRepair:
         except SchemaUnsupported:
             return now + TAKEN  # for a steward that knows its format
         except Exception as error:  # noqa: BLE001  a sweeper's pass: one session does not hold up the others
-            if isinstance(error, ServerGone):
-                self.was_away()
             self._failed(session, error)
             return now + ROUND
 
@@ -202,12 +194,9 @@ class FleetRepair:
         while words:
             match words.pop(0):
                 case "r":
-                    if (left := self._since + HOLD - monotonic()) > 0:
-                        words.pop(0)
-                        again = min(again, int(left * 1000) + 1)
-                    else:
-                        self.done["taken"] += take(self._fleet, session, words.pop(0), LEASE_OVER)
-                        again = 1  # others may continue at once, and it may have left more behind
+                    taken = take(self._fleet, session, words.pop(0), LEASE_OVER)
+                    self.done["taken"] += taken
+                    again = 1 if taken else again  # others may continue at once, or it has left more behind
                 case "p":
                     self._post(session, words.pop(0), words.pop(0))
                 case "n":
@@ -308,15 +297,6 @@ class FleetRepair:
         self._fleet.carrier.forget_workers()
 
 
-def _uptime(link: RedisLink) -> float:
-    """Return for how many seconds the server has been there, as far as it says."""
-    try:
-        found: dict[str, Any] = link.client.info("server")
-        return float(found.get("uptime_in_seconds", 0))
-    except RedisError:
-        return 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Charge:
     """The charge of a steward: what it looks after."""
@@ -398,8 +378,6 @@ class Steward:
             sooner = chore.body()
         except Exception as error:  # noqa: BLE001  a sweeper's pass
             self._complaints.say(chore.name, error)
-            if isinstance(error, ServerGone):
-                self._sweeper.was_away()
             return max(AWAY, chore.every)
         for failed in self._sweeper.failed:
             self._complaints.say("a repair", failed)

@@ -29,7 +29,7 @@ from tests.stretch import comes, stretched
 
 pytestmark = pytest.mark.crash
 
-LEASE = 2.0
+LEASE = 4.0
 BY_TOKEN = b"\r\ne1t"
 """On the wire: a script that works on the session in the name of a token. It begins, commits or renews."""
 

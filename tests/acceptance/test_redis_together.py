@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,15 @@ import pytest
 import redis
 
 from graflow_ckpt import CheckpointManager, TaskExecutionContext, task, workflow
+from graflow_ckpt.engine import shared
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.sessions.redis.keys import keys_of
 from graflow_ckpt.testing.drivers import at_once
 from tests.acceptance.command_line import LONG, Started, run, started, written
 from tests.acceptance.elsewhere import Fleet
+from tests.acceptance.places import session_in_redis
+from tests.loops import of
 from tests.servers import Server
 from tests.stretch import until
 
@@ -136,6 +141,45 @@ def test_what_a_killed_process_held_is_taken_by_one_that_waits(programs: Any) ->
     assert worker.wait() == 0
     assert runs()["t0"] == 2
     assert sum(runs().values()) == 14
+
+
+def test_after_an_outage_longer_than_a_lease_processes_of_a_session_take_nothing_from_each_other(
+    own_redis: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are threads here; each has a client, a token and a keeper of its own."""
+    monkeypatch.setattr(shared, "LEASE", 0.5)
+    server = own_redis({"appendonly": "yes", "appendfsync": "always"})
+    ran: list[str] = []
+    meeting, outage = threading.Barrier(4), threading.Event()
+
+    def held(context: TaskExecutionContext) -> int:
+        ran.append(context.task_id)
+        meeting.wait(LONG)
+        assert outage.wait(LONG)
+        return 1
+
+    def works() -> None:
+        flow = workflow("w", max_parallel=3).add(*(of(held, f"t{n}") for n in range(3)))
+        context = session_in_redis(server.client(), flow.graph, session_id="s", settings=flow.settings)
+        context.settings = replace(flow.settings, max_parallel=1)
+        context.execute()
+
+    def are_back() -> bool:
+        redis: Any = server.client()
+        leases = [lease for _, lease in redis.zrange(f"{keys_of('s')}tok", 0, -1, withscores=True)]
+        return len(leases) < 3 or all(lease > time.time() * 1000 and lease % 1 == 0 for lease in leases)
+
+    def breaks() -> None:
+        meeting.wait(LONG)
+        server.kill()
+        threading.Event().wait(1.5)  # three leases
+        server.start()
+        until(are_back)  # each has renewed its lease, and has looked around
+        outage.set()
+
+    at_once([works, works, works, breaks])
+
+    assert sorted(ran) == ["t0", "t1", "t2"]
 
 
 def test_who_was_stopped_for_longer_than_its_lease_commits_nothing(

@@ -433,15 +433,16 @@ def test_a_server_that_is_killed_in_mid_run_is_waited_for(kept: Server, tmp_path
     assert len(ran) - len(names) <= 3 * 2  # what ran when the server died, at most
 
 
-def test_a_server_that_is_away_for_longer_than_a_lease_takes_nothing_from_the_living(
-    kept: Server, tmp_path: Path
+@pytest.mark.parametrize("how", ["away", "full"])
+def test_a_server_that_is_away_or_full_for_longer_than_a_lease_takes_nothing_from_the_living(
+    kept: Server, tmp_path: Path, how: str
 ) -> None:
     with ready_pool(kept.url, tmp_path, n=2, lease=0.5) as fleet:
         handle = begun(tasks.held, kept.url, tmp_path, "a")
-        kept.kill()
+        kept.kill() if how == "away" else kept.ask("CONFIG", "SET", "maxmemory", "1")
         outage = threading.Event()
         outage.wait(1.5)  # three leases
-        kept.start()
+        kept.start() if how == "away" else kept.ask("CONFIG", "SET", "maxmemory", "0")
         until(lambda: fleet.facts() is not None)
         go(tmp_path)
 

@@ -219,12 +219,13 @@ class Crew:
             said = self._renew([self._key], words)
             assert said.decode() == (found.status if worker.token in found.leases else "fenced")
 
-    def reap(self, token: str, *, forced: bool = False) -> None:
+    def reap(self, token: str, *, forced: bool = False, grace: float = 0.0) -> None:
         """Give back what the dead one held; Fenced if it may not be reaped."""
         ops: list[Op] = [("release", key, 1) for key, holder in self.peek().claims.items() if holder == token]
         reaper = self.sender("")
         try:
-            self.commit(reaper, [*ops, ("claim", 0)], f"T{token}{'!' if forced else ''}")
+            how = "!" if forced else f"~{grace * 1000:.0f}" if grace else ""
+            self.commit(reaper, [*ops, ("claim", 0)], f"T{token}{how}")
         finally:
             reaper.close()
         self.counts["reaped"] += 1

@@ -106,6 +106,61 @@ def a_lease_that_is_renewed_is_not_over(stage: Stage) -> None:
         crew.reap(worker.token)
 
 
+def a_lease_that_is_found_over_can_be_renewed_before_it_is_taken(stage: Stage) -> None:
+    """The server was away, say, and its worker is about to come back."""
+    crew = stage()
+    crew.submit()
+    worker = working(crew)
+    crew.now += LEASE + 1
+    for later in (0, 1, 30):  # after so long the server may have been away again
+        crew.now += later
+        with pytest.raises(Fenced):
+            crew.reap(worker.token, grace=2)
+    crew.now += 1
+    crew.renew()
+    crew.now += LEASE - 1
+
+    with pytest.raises(Fenced):
+        crew.reap(worker.token, grace=2)
+    crew.now += 2
+    with pytest.raises(Fenced):  # it is over once more
+        crew.reap(worker.token, grace=2)
+    crew.end(worker, "completed", b"\x01")
+
+    assert crew.peek().status == "completed"
+
+
+def a_lease_that_is_not_renewed_in_its_grace_is_taken(stage: Stage) -> None:
+    crew = stage()
+    crew.submit()
+    worker = working(crew)
+    crew.now += LEASE + 1
+    with pytest.raises(Fenced):
+        crew.reap(worker.token, grace=2)
+    crew.now += 3
+
+    crew.reap(worker.token, grace=2)
+
+    crew.check()
+    assert worker.token not in crew.peek().leases
+
+
+def what_was_left_with_claims_gets_no_grace(stage: Stage) -> None:
+    crew = stage()
+    crew.submit()
+    crew.submit()
+    worker = working(crew)
+    worker.alive = False
+    crew.end(worker, "completed", b"\x01")
+    worker.alive = True
+    crew.quit(worker)
+
+    crew.reap(worker.token, grace=2)
+
+    crew.check()
+    assert crew.peek().claims == {}
+
+
 def a_token_that_is_lost_is_made_anew(stage: Stage) -> None:
     crew = stage()
     crew.submit()

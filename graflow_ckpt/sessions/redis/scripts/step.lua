@@ -10,6 +10,8 @@
 --   now    seconds, or "" for the server's clock
 --   mode   t few words (turn.lua) · r retire if nothing is handed out · q retire · s help is wanted · B only if nothing was ever enqueued
 --          Tx only if token x may be reaped: its lease is over, or ! says that its owner is dead
+--          Tx~ms the same, but a lease that is found over goes on for so long first, which is one half ms more: what
+--          kept its worker from renewing it may have been the server, which was away or took no writes
 --          Ums only until then (server's clock), if it is the first of a sender that is not known
 --   base   a version that a value has to have if it is there; =version: that it has to have (=0: not there)
 -- Reply    status steps ready tail record…      or "fenced" (the token) | "void" (a claim, or x may not be
@@ -89,6 +91,11 @@ local reaped = match(mode, 'T(e[%l%d_]+)') -- not the U of a request that is sen
 if reaped then
   local lease = call('ZSCORE', P .. 'tok', reaped)
   if not lease or (tonumber(lease) > now() * 1000 and not find(mode, '!', 1, true)) then return {'void'} end
+  local grace, over, ms = match(mode, '~(%d+)'), tonumber(lease), math.floor(now() * 1000)
+  if grace and over > 0 and (over % 1 == 0 or over < ms - 20000) then
+    call('ZADD', P .. 'tok', ms + grace + 0.5, reaped)
+    return {'void'}
+  end
 end
 
 -- nothing is applied if a claim is void or a base is stale

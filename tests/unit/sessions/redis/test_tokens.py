@@ -76,6 +76,10 @@ BROKEN = {
         "if not lease then",
     ),
     "the dead are not reaped before their time": (" and not find(mode, '!', 1, true)", ""),
+    "nobody gets time to renew": ("if grace and over > 0 and", "if false and"),
+    "what nobody renews is never taken": ("(over % 1 == 0 or over < ms - 20000)", "true"),
+    "time to renew is from long ago": (" or over < ms - 20000)", ")"),
+    "who has left gets time to renew": ("if grace and over > 0 and", "if grace and"),
     "who is not there is reaped": ("if not lease or (", "if lease and ("),
     "the void go on": (
         "  if not outside then return {'fenced'} end\n",

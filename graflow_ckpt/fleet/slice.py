@@ -191,8 +191,7 @@ class Slice:
         self, worker: Worker, session: RedisSession, loaded: Loaded, home: SharedHome, cells: SealedCells
     ) -> None:
         self._worker = worker
-        self._sender = partial(RedisSession, worker.link, session.id, cells, post=session.post, patience=0.0)
-        self._outside = self._sender()
+        self._outside = RedisSession(worker.link, session.id, cells, post=session.post, patience=0.0)
         settings = loaded.settings
         if worker.observers:
             settings = replace(settings, observers=worker.observers)
@@ -219,7 +218,9 @@ class Slice:
         part.session.claims_for(worker.budget, HELP_AFTER)
         if worker.draining:
             part.inbox.stop()
-        part.keep(self._call_for_help)
+        # work waits while this worker is busy: another token, in a commit of no slice. The keeper has leases
+        # to renew, so it waits for nothing
+        part.keep(partial(self._outside.commit, [], mode="s"))
         try:
             with watched(run, part.home) if run.settings.observers else nullcontext():
                 run.drive()
@@ -233,13 +234,6 @@ class Slice:
             self._surroundings.put_back()
             self._outside.close()
             part.leave()
-
-    def _call_for_help(self) -> None:
-        """Make another token, in a commit of no slice. The keeper does it: nothing is waited for."""
-        if self._outside.broken is not None:  # its last answer was lost
-            self._outside.close()
-            self._outside = self._sender()
-        self._outside.commit([], mode="s")
 
     def _settled(self, error: BaseException) -> bool:
         """Report a failure that is no outcome, else what is held would fail again; True if it is settled."""

@@ -143,7 +143,10 @@ class RedisSession:
         except (SessionBusy, ServerFull, SchemaUnsupported):  # nothing was done, nothing was answered
             raise
         except BaseException as error:  # a signal's exception, too: what was sent may have been done
-            self.broken = self._unknown(error)
+            if sender.outside and not sender.patience:
+                sender.begin_anew()  # it has waited for nothing, and its next commit follows nothing
+            else:
+                self.broken = self._unknown(error)
             raise
         self.answered = monotonic()
         return self._take(reply, ops)

@@ -173,7 +173,7 @@ class ExecutionContext:
 
     def result(self) -> Any:
         """Return what the task that completed last returned."""
-        last = next(reversed(self.state.completed), None)
+        last = next(reversed(self.session.known().completed), None)
         return None if last is None else self.get_result(last)
 
     @property

@@ -179,7 +179,7 @@ class Execution:
 
     def _result(self, status: str) -> Any:
         """Return what the last task returned, or raise the error that the session has ended with."""
-        state = self.context.state
+        state = self.context.session.known()
         session, reason = state.session, state.reason
         match status:
             case "completed":

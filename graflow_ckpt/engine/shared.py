@@ -438,7 +438,7 @@ class SharedExecution(Execution):
                 mine.commit([("claim", 0)])
             status = mine.status
         except errors.Fenced as error:  # the session has ended, or continues without this process
-            status = self.context.status
+            status = self._outside.known().status
             if status not in ENDS:
                 raise
             if mine.held:

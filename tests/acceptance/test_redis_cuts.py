@@ -292,10 +292,11 @@ def once(kind: str, trouble: Callable[[], object]) -> Callable[[Event], None]:
     return lambda event: left.pop()() if left and event.kind == kind else None
 
 
-def test_a_policy_that_is_due_while_the_server_is_away_does_not_end_the_run(
-    own_redis: Callable[..., Server], key: str
+@pytest.mark.parametrize("moment", ["task_ended", "session_ended"])
+def test_a_server_that_is_away_when_a_policy_is_due_or_the_result_is_read_does_not_end_the_run(
+    own_redis: Callable[..., Server], key: str, moment: str
 ) -> None:
-    """The moment is between a commit and the cut after it."""
+    """The moment is between a commit and the cut after it, or before the result is read."""
     server = own_redis({"appendonly": "yes", "appendfsync": "always"})
     back = threading.Timer(0.3, server.start)
 
@@ -304,7 +305,7 @@ def test_a_policy_that_is_due_while_the_server_is_away_does_not_end_the_run(
         back.start()
 
     seen: list[str] = []
-    observers = [once("task_ended", fails), lambda event: seen.append(event.kind)]
+    observers = [once(moment, fails), lambda event: seen.append(event.kind)]
     flow = loop(3, make=in_redis(server.client()), checkpoint=EveryTask(), observers=observers)
 
     assert flow.execute() == 2

@@ -366,17 +366,20 @@ def by_session(store: str, session: str) -> Place:
 
 def gone_on(place: Place) -> list[str]:
     """Return what the session did after a named cut: later cuts of its line, records of its journal."""
-    store = place.kept_in
-    sequence = int(place.found.meta["sequence"])
+    store, at = place.kept_in, place.found
     later = [
         found.path
         for found in history.good(store, Keyring.for_store(store), place.session)
-        if int(found.meta["sequence"]) > sequence
+        if int(found.meta["sequence"]) > int(at.meta["sequence"]) and _state_of(found) != _state_of(at)
     ]
     if later:
         return later
     records = standing(store, place.found, journal=True)[1]
     return [f"{records} journal records"] if records else []
+
+
+def _state_of(found: Found) -> tuple[int, int]:
+    return found.meta["epoch"], found.facts["transition"]
 
 
 def is_kept(place: Place) -> bool:

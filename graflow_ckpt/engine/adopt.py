@@ -97,15 +97,16 @@ def adopt(
     found, graph, state = standing.found, standing.graph, standing.state
     home = Home(store, check_session_id(session or standing.session))
     home.program.writes(home.program.written.adopting(found.meta))
-    home.open(take_over=take_over)
+    lease = home.open(take_over=take_over)
     try:
-        if session is None and home.stands_at(found):
+        if session is None and home.lineage.ends_at(found, home.keyring):
             return found.metadata
         if session is not None and any(store.list(session)):
             raise SessionExists(
                 f"Session {session} exists already in {store.url}.", hint="Give another id.", session=session
             )
-        home.adopts(found)
+        home.continue_from(found)
+        home.lineage.adopt(found, lease)
         state.belong_to(home.session, state.epoch)
         graph.compile(state.starts or graph.roots())
         cause, user = ("rewind", None) if session is None else ("fork", dict(found.meta["user_metadata"]))

@@ -105,9 +105,9 @@ class Cutter:
         except Unrecordable:
             self.save("journal", None, None)
             payloads, undriven = [], ()
-        self.home.open_journal(undriven[0][0] - 1 if undriven else self.session.state.sequence)
+        self._begin(undriven[0][0] - 1 if undriven else self.session.state.sequence)
         for payload in payloads:
-            self.home.append(payload)
+            self.home.journal.append(payload)
         self._bundles = Bundles(self.session.state, stop=self._auto)
         self.session.record_with(self._record)
 
@@ -280,13 +280,16 @@ class Cutter:
     def _follow(self, sequence: int) -> None:
         """Open a segment after the checkpoint; drop those before the previous checkpoint."""
         with self._gap_if_not_written():
-            self.home.open_journal(sequence)
-            self.home.drop_journal(self._previous)
+            self._begin(sequence)
+            self.home.journal.drop(self._previous)
             self._previous = sequence
+
+    def _begin(self, after: int) -> None:
+        self.home.journal.begin(after, self.home.open(), self.home.keyring)
 
     def _append(self, payload: bytes) -> None:
         with self._gap_if_not_written():
-            self.home.append(payload)
+            self.home.journal.append(payload)
             self._exposure.recorded(len(payload))
 
     @contextmanager

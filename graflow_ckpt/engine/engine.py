@@ -312,7 +312,7 @@ class OwnExecution(Execution):
         _ = self.home.keyring
         if fresh:
             self.home.program.of(self.graph)  # code that has no pickle is told of before the first task
-            self.home.count_on()
+            self.home.lineage.count_on()
 
     def _resume(self, epoch: int, *, died: bool = True) -> list[Op]:
         context = self.context
@@ -392,8 +392,8 @@ class OwnExecution(Execution):
         context, home = self.context, self.home
         found = context.found if context.basis.named else None
         # not if the session stands at that cut, and looks for its cuts where it is
-        if found is not None and not (home.finds(found.path) and home.stands_at(found)):
-            home.go_back_to(found)
+        if found is not None and not (home.finds(found.path) and home.lineage.ends_at(found, home.keyring)):
+            home.lineage.adopt(found, home.open())
             return "rewind"  # the first of this epoch: what came later is superseded by it
         if context.basis.again:
             return "again"  # else after a crash the former run would be the newest
@@ -432,7 +432,7 @@ class OwnExecution(Execution):
         state, failed = self.context.state, self.context.status == "failed"
         if failed and self.settings.on_failure == "rollback":
             self.home.delete()
-        elif state.status != "completed" or self.context.named or self.home.sequence > 0:
+        elif state.status != "completed" or self.context.named or self.home.lineage.sequence > 0:
             # it may be asked again
             self._last_cut("failure" if failed else "end")
         unsaved = self.context.cutter.unsaved if self.context.cutter is not None else ""

@@ -13,6 +13,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from graflow_ckpt import __version__
@@ -283,6 +284,109 @@ class CheckpointPlace:
         )  # fmt: skip
 
 
+class Lineage:
+    """The line of a session's checkpoints as its owner continues it: what the next one follows."""
+
+    def __init__(self, store: CheckpointStore, session: str) -> None:
+        self._store = store
+        self._session = session
+        self.sequence = 0  # of the last cut
+        self._reserved = 0  # the last number that a path has
+        self.parent: str | None = None  # the last cut
+        self.origin: str | None = None  # the cut that the session was forked from
+        self.rewinds: Lines = ()  # what the session has gone back behind
+
+    def count_on(self) -> None:
+        """Number from the highest that the session has had on."""
+        self.sequence = history.highest_sequence(self._store, self._session)
+
+    def reserve(self) -> int:
+        """Return a number for a path."""
+        self._reserved = max(self._reserved, self.sequence) + 1
+        return self._reserved
+
+    def extend(self, parent: str | None) -> None:
+        """Use up the number of a cut; the next one follows `parent`."""
+        self.sequence += 1
+        self.parent = parent
+
+    def follow(self, found: Found) -> None:
+        """Let later cuts follow this one."""
+        self.sequence = max(self.sequence, history.highest_sequence(self._store, self._session))
+        self.parent, self.origin = found.meta["checkpoint_id"], found.meta.get("origin")
+        self.rewinds = lines_in(found.meta)
+
+    def adopt(self, found: Found, lease: Lease) -> None:
+        """Begin an epoch with the cut that was followed; what the session has had after it is superseded."""
+        if found.meta["session_id"] != self._session:  # what that has gone back behind is nothing of this one
+            self.origin, self.rewinds = found.meta["checkpoint_id"], ()
+            return
+        line = Line(lease.epoch, int(found.meta["sequence"]))
+        cuts = (history.order_of(raw, self._session) for _, raw in self._store.list(self._session))
+        self.rewinds = history.with_line(self.rewinds, line, cuts)
+
+    def ends_at(self, found: Found, keyring: Keyring) -> bool:
+        """Return True if the session has nothing after that cut: no later one, and no record."""
+        newest = next(history.good(self._store, keyring, self._session), None)
+        if newest is not None and newest.meta["checkpoint_id"] != found.meta["checkpoint_id"]:
+            return False
+        after = int(found.facts["transition"])
+        records = history.records(self._store, keyring, after, found, self._session, closed=True)
+        try:
+            return next(records, None) is None
+        except errors.JournalDamaged:
+            return False
+
+
+class SessionJournal:
+    """The journal of a session as its owner writes it, one segment after another."""
+
+    def __init__(self, store: CheckpointStore, session: str) -> None:
+        self._store = store
+        self._session = session
+        self._segment: Journal | None = None
+        self._after = -1
+        self._writer: journal.Writer | None = None
+
+    def begin(self, after: int, lease: Lease, keyring: Keyring) -> None:
+        """Open a new segment for what follows the transition `after`."""
+        if self._segment is not None and self._after == after:
+            return  # nothing has been appended since it was opened
+        self.close()
+        self._after = after
+        self._segment = self._store.journal(lease, after)
+        around = keyring.around(self._store)
+        self._writer = journal.Writer(around, self._session, lease.epoch, after, self._store.encoding)
+        self._segment.append(self._writer.head)
+
+    def append(self, payload: bytes) -> None:
+        """Write one record, durable when this returns."""
+        if self._segment is None or self._writer is None:
+            raise errors.JournalFailed(
+                f"The journal of session {self._session!r} has no segment: it could not be begun.",
+                hint="The session stops here; what was recorded before is safe. Mend the store and resume.",
+                session=self._session,
+            )
+        self._segment.append(self._writer.frame(payload))
+
+    def drop(self, before: int) -> None:
+        """Delete what no cut needs any more. What stays is tried at the next cut: this one is saved."""
+        try:
+            self._store.drop_segments(self._session, before)
+        except (errors.GraflowError, OSError) as error:
+            log.warning("an old journal stays: %s", error, extra={"session": self._session})
+
+    def forget(self, lease: Lease | None) -> None:
+        """Close it, and delete all of it."""
+        self.close()
+        forget_journal(self._store, self._session, lease)
+
+    def close(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+
 class Home(CheckpointPlace):
     """One session in one store."""
 
@@ -291,16 +395,10 @@ class Home(CheckpointPlace):
     def __init__(self, store: CheckpointStore, session: str, written: Written | None = None) -> None:
         super().__init__(session, store, Description(written or Written()))
         self.allowance = Allowance()
-        self.sequence = 0  # of the last cut
-        self._reserved = 0  # the last number that a path has
+        self.lineage = Lineage(store, session)
+        self.journal = SessionJournal(store, session)
         self._left = 0  # the epoch under which it was owned when its newest state was known here
-        self.parent: str | None = None  # the last cut
-        self.origin: str | None = None  # the cut that the session was forked from
-        self.rewinds: Lines = ()  # what the session has gone back behind
         self.passed: list[tuple[str, errors.CheckpointError]] = []  # that the last `newest` could not use
-        self._segment: Journal | None = None
-        self._after = -1
-        self._writer: journal.Writer | None = None
 
     @property
     def inputs(self) -> Mapping[str, str]:
@@ -321,10 +419,6 @@ class Home(CheckpointPlace):
         """Begin a run: set what its checkpoints say, and how large they may be."""
         self.program.run_with(settings)
         self.allowance = Allowance(settings.size_limit)
-
-    def count_on(self) -> None:
-        """Number from the highest that the session has had on."""
-        self.sequence = history.highest_sequence(self.store, self.session)
 
     def open(self, *, take_over: bool = False) -> Lease:
         """Own the session; raise SessionBusy if a live process owns it."""
@@ -349,7 +443,7 @@ class Home(CheckpointPlace):
         return self.lease is not None and 0 < self._left < self.lease.epoch - 1
 
     def close(self) -> None:
-        self.close_journal()
+        self.journal.close()
         if self.lease is not None:
             self._left = self._left if self.is_behind else self.lease.epoch
             self.lease.release()
@@ -360,8 +454,7 @@ class Home(CheckpointPlace):
         if self.lease is not None:
             for path, _ in list(self.store.list(self.session)):
                 self.store.delete(path)
-            self.close_journal()
-            forget_journal(self.store, self.session, self.lease)
+            self.journal.forget(self.lease)
 
     # --- what was kept -----------------------------------------------------------------
 
@@ -400,23 +493,12 @@ class Home(CheckpointPlace):
             )
 
     def continue_from(self, found: Found) -> None:
-        """Let later cuts follow this one."""
+        """Continue the session from this cut, with what is known of the program."""
         self._left = 0
-        self.sequence = max(self.sequence, history.highest_sequence(self.store, self.session))
-        self.parent = found.meta["checkpoint_id"]
-        self.origin = found.meta.get("origin")
-        self.rewinds = lines_in(found.meta)
+        self.lineage.follow(found)
         self.trace.goes_on(found.meta)
         self.last = found.metadata
         self.program.writes(self.program.written.following(found.meta))
-
-    def adopts(self, found: Found) -> None:
-        """Adopt a checkpoint of this or another session: the next cut, of its state, begins an epoch."""
-        self.continue_from(found)
-        if found.meta["session_id"] == self.session:
-            self.go_back_to(found)
-        else:  # what that session has gone back behind is nothing of this one
-            self.origin, self.rewinds = found.meta["checkpoint_id"], ()
 
     def finds(self, path: str) -> bool:
         """Return True if a resume of this session looks where that cut is."""
@@ -426,8 +508,7 @@ class Home(CheckpointPlace):
     # --- cuts --------------------------------------------------------------------------
 
     def own_path(self, steps: int) -> str:
-        self._reserved = max(self._reserved, self.sequence) + 1
-        return archive.auto_path(self.store, self.session, steps, self._reserved)
+        return archive.auto_path(self.store, self.session, steps, self.lineage.reserve())
 
     @property
     def last_path(self) -> str | None:
@@ -473,91 +554,26 @@ class Home(CheckpointPlace):
         if place is not self.store:
             lease.check()  # that store knows nothing of ours
             lease, keyring = None, Keyring.for_store(place)
+        lineage, mine = self.lineage, lease is not None and session_of(base_of(path)) == self.session
         metadata = self.describes(
-            snapshot, program, path=path, sequence=self.sequence + 1, cause=cause, user=user,
-            parent=self.parent, origin=self.origin,
+            snapshot, program, path=path, sequence=lineage.sequence + 1, cause=cause, user=user,
+            parent=lineage.parent, origin=lineage.origin,
         )  # fmt: skip
-        if self.rewinds:
-            lines = [[line.epoch, line.sequence] for line in self.rewinds]
+        if lineage.rewinds:
+            lines = [[line.epoch, line.sequence] for line in lineage.rewinds]
             metadata = replace(metadata, rewinds=lines, needs=[*metadata.needs, "rewinds"])
-        going = self._going(path, lease, keep)
+        tidier = self._tidier if mine else None
+        going = partial(tidier.before, path, keep=keep) if tidier and keep else lambda meta: ()
         try:
             metadata = archive.save(place, keyring, lease, snapshot, program, metadata, self.allowance, going)
-        except errors.SaveOutcomeUnknown:
-            self.sequence += 1  # it may be there: of two with one number the newer one would be unknown
+        except errors.SaveOutcomeUnknown:  # it may be there: of two with one number the newer one is unknown
+            lineage.extend(lineage.parent)
             raise
-        self.sequence += 1
-        self.save_error = None
-        self.parent = metadata.checkpoint_id
-        self.last = metadata
+        lineage.extend(metadata.checkpoint_id)
+        self.last, self.save_error = metadata, None
         return metadata
-
-    def _going(
-        self, path: str, lease: Lease | None, keep: Retention | None
-    ) -> Callable[[bytes], Sequence[str]]:
-        """Return the function that names what goes with a checkpoint there, once its meta is known."""
-        tidier = self._tidier
-        if tidier is None or lease is None or keep is None or session_of(base_of(path)) != self.session:
-            return lambda meta: ()
-        return lambda meta: tidier.before(path, meta, keep)
-
-    def stands_at(self, found: Found) -> bool:
-        """Return True if the session has nothing after that cut: no later one, and no record."""
-        newest = next(history.good(self.store, self.keyring, self.session), None)
-        if newest is not None and newest.meta["checkpoint_id"] != found.meta["checkpoint_id"]:
-            return False
-        after = int(found.facts["transition"])
-        records = history.records(self.store, self.keyring, after, found, self.session, closed=True)
-        try:
-            return next(records, None) is None
-        except errors.JournalDamaged:
-            return False
-
-    def go_back_to(self, found: Found) -> None:
-        """Supersede what came after a cut that was named; the next cut, of its state, says so."""
-        assert self.lease is not None
-        line = Line(self.lease.epoch, int(found.meta["sequence"]))
-        cuts = (history.order_of(raw, self.session) for _, raw in self.store.list(self.session))
-        self.rewinds = history.with_line(self.rewinds, line, cuts)
 
     def prune(self, keep: Retention, *, emit: Callable[..., None], last: bool = False) -> None:
         """Delete what is not kept now that there is one more; `last`: this run saves nothing any more."""
         if self.tidy(keep, emit=emit, last=last) and last:
-            self.close_journal()
-            forget_journal(self.store, self.session, self.lease)
-
-    # --- journal -----------------------------------------------------------------------
-
-    def open_journal(self, after: int) -> None:
-        """Open a new segment for what follows the transition `after`."""
-        if self._segment is not None and self._after == after:
-            return  # nothing has been appended since it was opened
-        self.close_journal()
-        lease = self.open()
-        self._after = after
-        self._segment = self.store.journal(lease, after)
-        keyring = self.keyring.around(self.store)
-        self._writer = journal.Writer(keyring, self.session, lease.epoch, after, self.store.encoding)
-        self._segment.append(self._writer.head)
-
-    def append(self, payload: bytes) -> None:
-        """Write one record, durable when this returns."""
-        if self._segment is None or self._writer is None:
-            raise errors.JournalFailed(
-                f"The journal of session {self.session!r} has no segment: it could not be begun.",
-                hint="The session stops here; what was recorded before is safe. Mend the store and resume.",
-                session=self.session,
-            )
-        self._segment.append(self._writer.frame(payload))
-
-    def drop_journal(self, before: int) -> None:
-        """Delete what no cut needs any more. What stays is tried at the next cut: this one is saved."""
-        try:
-            self.store.drop_segments(self.session, before)
-        except (errors.GraflowError, OSError) as error:
-            log.warning("an old journal stays: %s", error, extra={"session": self.session})
-
-    def close_journal(self) -> None:
-        if self._segment is not None:
-            self._segment.close()
-            self._segment = None
+            self.journal.forget(self.lease)

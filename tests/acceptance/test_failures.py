@@ -164,11 +164,13 @@ def test_a_group_fails_again_as_long_as_too_few_are_mended(workflow: Make) -> No
 # --- saves that fail --------------------------------------------------------------------
 
 
-def on_a_bad_disk(flow: Workflow, method: str, at: int = 1, number: int = errno.ENOSPC) -> FaultyDisk:
-    """The session's store from now on; the lease stays with the one before."""
-    disk = FaultyDisk(method, number, at)
-    flow.execution_context.home._store = LocalStore("checkpoints", disk=disk)
-    return disk
+def on_a_bad_disk(*args: Any, **options: Any) -> Workflow:
+    """A loop whose session is owned when its disk is full for the first save."""
+    disk = FaultyDisk()
+    flow = loop(*args, store=LocalStore("checkpoints", disk=disk), **options)
+    assert flow.execution_context.home.lease is not None
+    disk.arm("rename", errno.ENOSPC)
+    return flow
 
 
 def test_a_failed_save_is_an_event_and_does_not_stop_the_run(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,8 +181,7 @@ def test_a_failed_save_is_an_event_and_does_not_stop_the_run(caplog: pytest.LogC
         if context.cycle == 0:
             handles.append(context.checkpoint())
 
-    flow = loop(3, ask, observers=[seen.append])
-    on_a_bad_disk(flow, "rename")
+    flow = on_a_bad_disk(3, ask, observers=[seen.append])
 
     assert flow.execute() == 2
     (failed,) = [event for event in seen if event.kind == "checkpoint_failed"]
@@ -202,8 +203,7 @@ def test_with_on_save_failure_fail_a_failed_save_stops_the_run_and_nothing_more_
         if context.cycle == 1:
             context.checkpoint()
 
-    flow = loop(5, ask, on_save_failure="fail")
-    on_a_bad_disk(flow, "rename")
+    flow = on_a_bad_disk(5, ask, on_save_failure="fail")
 
     with pytest.raises(CheckpointError, match="No space left"):
         flow.execute()
@@ -211,8 +211,7 @@ def test_with_on_save_failure_fail_a_failed_save_stops_the_run_and_nothing_more_
 
 
 def test_a_policy_that_could_not_save_tries_again_at_its_next_time() -> None:
-    flow = loop(6, checkpoint=EveryN(2))
-    on_a_bad_disk(flow, "rename")
+    flow = on_a_bad_disk(6, checkpoint=EveryN(2))
 
     flow.execute()
 
@@ -240,8 +239,8 @@ def test_a_value_that_has_become_unpicklable_is_named_by_the_failed_save(
 
 def test_a_session_says_why_its_last_save_failed_and_a_later_save_clears_that() -> None:
     for asks, why in ((False, "No space left"), (True, "None")):
-        flow = loop(3, lambda context, asks=asks: asks and context.cycle == 0 and context.checkpoint())
-        on_a_bad_disk(flow, "rename")
+        body = lambda context, asks=asks: asks and context.cycle == 0 and context.checkpoint()  # noqa: E731
+        flow = on_a_bad_disk(3, body)
 
         assert flow.execute() == 2
         assert why in str(flow.execution_context.last_save_error)

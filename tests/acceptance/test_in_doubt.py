@@ -223,10 +223,8 @@ def test_a_kill_of_a_stopped_process_loses_no_committed_step(program: Path) -> N
 
 
 def on_that(disk: FaultyDisk, turn: Any) -> Workflow:
-    """A session of this task, whose store is on that disk when it has begun."""
-    flow = chain(turn, **JOURNALED)
-    flow.execution_context.home._store = LocalStore("checkpoints", disk=disk)
-    return flow
+    """A session of this task, whose store is on that disk."""
+    return chain(turn, **JOURNALED, store=LocalStore("checkpoints", disk=disk))
 
 
 @pytest.mark.parametrize("call", ["write_at", "sync_data"])

@@ -106,8 +106,8 @@ class CountingDisk(FaultyDisk):
 def test_a_journal_costs_one_sync_per_commit() -> None:
     disk = CountingDisk()
     counts: list[int] = []
-    flow = loop(10, lambda context: counts.append(disk.syncs), durability="journal")
-    flow.execution_context.home._store = LocalStore("checkpoints", disk=disk)
+    store = LocalStore("checkpoints", disk=disk)
+    flow = loop(10, lambda context: counts.append(disk.syncs), durability="journal", store=store)
 
     flow.execute()
 

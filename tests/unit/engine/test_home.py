@@ -139,10 +139,11 @@ def test_if_all_cuts_are_damaged_nothing_is_started() -> None:
 
 def test_a_segment_that_nothing_was_appended_to_goes_on_being_used() -> None:
     home = Home(LocalStore("c"), "s")
-    home.open_journal(0)
-    home.open_journal(0)
-    home.append(b"record")
-    home.open_journal(1)
+    begin = partial(home.journal.begin, lease=home.open(), keyring=home.keyring)
+    begin(0)
+    begin(0)
+    home.journal.append(b"record")
+    begin(1)
     home.close()
 
     assert [(epoch, after) for epoch, after, _ in LocalStore("c").segments("s")] == [(1, 0), (1, 1)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from struct import pack, unpack
@@ -73,52 +73,29 @@ class Cutter:
         self._requests: list[Request] = []
         self._policy_due = False
         self._watches = settings.policy.watches and settings.durability != "none"
-        self._cut_steps = session.state.steps
-        self._cut_time = monotonic()
         self._auto = settings.durability == "auto"
-        self.records = settings.recorded and (not self._auto or keeps_journal(home.store.url))
-        self._exposure = Exposure(Budget())
-        self._bundles: Bundles  # from `start` on
-        self._replaced = session.replaced  # when the bundles were looked at
-        self._loans: Collection[str] = ()  # of the attempt that commits
-        self._in_hand: Collection[str] | None = None  # live values that it has seen
-        self._warned: set[str] = set()
+        self._exposure = Exposure(Budget(), session.state.steps)
+        self.recorder = Recorder(graph, session, settings, home, self._exposure)
         self._before: tuple[int, Callable[[], None]] | None = None  # an attempt, and how to undo its draws
 
     # --- around a commit ---------------------------------------------------------------
 
-    def start(self, undriven: Sequence[tuple[int, float, list[Op]]] = ()) -> None:
+    def start(self, undriven: Sequence[tuple[int, float, list[Op]]]) -> None:
         """Record commits from now on; first what was changed while no run drove the session."""
-        if not self.records:
+        if not self.recorder.records:
             return
         try:
-            self._start(undriven)
-        except NoJournal as error:
-            if not self._auto:
-                raise
-            self.records = False
-            log.warning("%s Checkpoints are saved instead.", error.message)
-
-    def _start(self, undriven: Sequence[tuple[int, float, list[Op]]]) -> None:
-        try:
-            payloads = [_payload(sequence, now, plain(ops)) for sequence, now, ops in undriven]
+            self.recorder.start(undriven)
         except Unrecordable:
             self.save("journal", None, None)
-            payloads, undriven = [], ()
-        self._begin(undriven[0][0] - 1 if undriven else self.session.state.sequence)
-        for payload in payloads:
-            self.home.journal.append(payload)
-        self._bundles = Bundles(self.session.state, stop=self._auto)
-        self.session.record_with(self._record)
+            self.recorder.start()
 
     def starts(self, number: int, alone: bool) -> None:
         """Keep the random state before an attempt that runs alone: beside others its user is unknown."""
         kept = self.settings.rng and self.home.lease is not None
         self._before = None
         if alone and kept:
-            recorded = (
-                self.session.state.rng if self.records else None
-            )  # as of the last commit: costs nothing
+            recorded = self.session.state.rng if self.recorder.records else None  # of the last commit: free
             undo = partial(restore_random, recorded) if isinstance(recorded, bytes) else remember_random()
             self._before = (number, undo)
 
@@ -130,10 +107,10 @@ class Cutter:
 
     def before_commit(self, ops: list[Op], attempt: Attempt | None = None) -> None:
         """Add the random state to a commit: with a journal it is part of what a commit has changed."""
-        if self.records:
-            self._loans = attempt.loans() if attempt is not None else ()
-            self._in_hand = None if attempt is None else [*self._loans, *attempt.seen]
-        if self.records and self.settings.rng and ops[0][0] != "claim":
+        if not self.recorder.records:
+            return
+        self.recorder.note_attempt(attempt)
+        if self.settings.rng and ops[0][0] != "claim":
             state = capture_random()
             if state != self.session.state.rng:  # which a commit that is refused has not changed
                 ops.append(("rng", state))
@@ -142,37 +119,31 @@ class Cutter:
         """Cut after a commit if one is due and nothing is on loan; return True if one waits for that."""
         if isinstance(outcome, Done) and outcome.effects.request is not None:
             self._requests.append(outcome.effects.request)
-        if self._auto and not self.records and isinstance(outcome, Done):
-            self._open(next(reversed(self.session.state.completed), "") + RESULT)
+        if self._auto and not self.recorder.records and isinstance(outcome, Done):
+            self.recorder.open_gap(next(reversed(self.session.state.completed), "") + RESULT)
         return self.poll(idle)
 
     def poll(self, idle: bool) -> bool:
         """Cut if a policy has become due, or one that is due can be taken now. True: one waits."""
         if self._watches and not self._policy_due:
-            self._policy_due = self.settings.policy.due(self._since(idle))
+            self._policy_due = self.settings.policy.due(self._exposure.since(self.session.state.steps, idle))
         if self._requests or self._due():
             self._cut_if_still()
         return self._waiting
 
     def _due(self) -> bool:
         """Return True if a policy, the journal or the budget wants a checkpoint now."""
-        return self._policy_due or self._exposure.must or (self._auto and self._exposure.due(self._steps))
+        exposure = self._exposure
+        return self._policy_due or exposure.must or (self._auto and exposure.due(self.session.state.steps))
 
     def timer(self) -> float | None:
         """Return the seconds until a policy wants to be asked although nothing is committed."""
-        times = [self._exposure.left(self._steps) if self._auto and not self._exposure.must else None]
+        steps = self.session.state.steps
+        times = [self._exposure.left(steps) if self._auto and not self._exposure.must else None]
         if self._watches and not self._waiting:
-            times.append(self.settings.policy.left(self._since(False)))
+            times.append(self.settings.policy.left(self._exposure.since(steps)))
         left = min((time for time in times if time is not None), default=None)
         return None if left is None else max(0.001, left)
-
-    def _since(self, idle: bool) -> Since:
-        return self._exposure.since(self._steps, monotonic() - self._cut_time, idle)
-
-    @property
-    def _steps(self) -> int:
-        """The number of steps since the last cut."""
-        return self.session.state.steps - self._cut_steps
 
     # --- cutting -----------------------------------------------------------------------
 
@@ -220,8 +191,7 @@ class Cutter:
     def _failed(self, error: Exception, cause: str, seconds: float, own: bool) -> None:
         """Report a failed save; end the session if a journal waits for it, or with on_save_failure="fail"."""
         if own:
-            self._cut_steps, self._cut_time = self.session.state.steps, monotonic()
-            self._exposure.failed(seconds, counts=cause == BUDGET)
+            self._exposure.failed(seconds, self.session.state.steps, counts=cause == BUDGET)
         self.home.tell_failed(self._emit, error, cause, seconds)
         if (own and self._exposure.must) or self.settings.on_save_failure == "fail":
             fatal = error if isinstance(error, GraflowError) else CheckpointError(str(error))
@@ -235,38 +205,77 @@ class Cutter:
         metadata = self.home.cut(self.graph, snapshot, cause, user, path, self.settings.keep)
         seconds = monotonic() - began
         if self.home.finds(metadata.path):  # else a resume does not have it
-            self._cut_steps, self._cut_time = state.steps, monotonic()
-            self._exposure.saved(seconds, state.values, counts=cause == BUDGET)
+            self._exposure.saved(seconds, state, counts=cause == BUDGET)
             if self.session.recorder is not None:
-                self._follow(state.sequence)
+                self.recorder.follow(state.sequence)
         self.home.tell_saved(self._emit, metadata, cause, seconds, self.settings.slow_save)
         self._on_saved(metadata)
         self.home.prune(self.settings.keep, emit=self._emit, last=cause in LAST)
         return metadata
 
-    _previous = 0  # the transition of the cut before the last: its journal is kept until the next
-
-    @property
-    def recorded(self) -> bool:
-        """True if the journal holds all that was committed."""
-        return self.records and not self._exposure.gap
-
     @property
     def unsaved(self) -> str:
         """The reason that the run's end is not durable; "" if it is, or if nothing durable was asked for."""
-        return "" if self.recorded or self.home.save_error is None else str(self.home.save_error)
+        return "" if self.recorder.has_all or self.home.save_error is None else str(self.home.save_error)
 
-    # --- the journal -------------------------------------------------------------------
+
+class Recorder:
+    """Writes a record of each commit of a run into the session's journal, while records can hold the changes.
+
+    A change that none can hold opens a gap: the journal has nothing of what follows, until a checkpoint does.
+    """
+
+    def __init__(
+        self, graph: TaskGraph, session: MemorySession, settings: Settings, home: Home, exposure: Exposure
+    ) -> None:
+        self._graph = graph
+        self._session = session
+        self._home = home
+        self._exposure = exposure
+        self._auto = settings.durability == "auto"
+        self.records = settings.recorded and (not self._auto or keeps_journal(home.store.url))
+        self._bundles: Bundles  # from `start` on
+        self._replaced = session.replaced  # when the bundles were looked at
+        self._loans: Collection[str] = ()  # of the attempt that commits
+        self._in_hand: Collection[str] | None = None  # live values that it has seen
+        self._warned: set[str] = set()
+        self._previous = 0  # the transition of the cut before the last: its journal is kept until the next
+
+    @property
+    def has_all(self) -> bool:
+        """True if the journal holds all that was committed."""
+        return self.records and not self._exposure.gap
+
+    def start(self, undriven: Sequence[tuple[int, float, list[Op]]] = ()) -> None:
+        """Record these transitions, then each commit; raise Unrecordable before any if one does not fit."""
+        payloads = [_payload(sequence, now, plain(ops)) for sequence, now, ops in undriven]
+        try:
+            self._begin(undriven[0][0] - 1 if undriven else self._session.state.sequence)
+            for payload in payloads:
+                self._home.journal.append(payload)
+        except NoJournal as error:
+            if not self._auto:
+                raise
+            self.records = False
+            log.warning("%s Checkpoints are saved instead.", error.message)
+            return
+        self._bundles = Bundles(self._session.state, stop=self._auto)
+        self._session.record_with(self._record)
+
+    def note_attempt(self, attempt: Attempt | None) -> None:
+        """Note what the attempt that commits has in its hands: its own loans do not forbid a record."""
+        self._loans = attempt.loans() if attempt is not None else ()
+        self._in_hand = None if attempt is None else [*self._loans, *attempt.seen]
 
     def _record(self, state: SessionState, now: float, ops: Sequence[Op]) -> None:
         """Write one record per commit, under the session's lock."""
         if self._exposure.gap:
             self._bundles.forget(ops)
             return
-        if self._replaced != self.session.replaced:
-            self._bundles, self._replaced = Bundles(state, stop=self._auto), self.session.replaced
+        if self._replaced != self._session.replaced:
+            self._bundles, self._replaced = Bundles(state, stop=self._auto), self._session.replaced
         try:
-            with self.session.lending_nothing():
+            with self._session.lending_nothing():
                 kept = record(self._bundles, ops, self._is_elsewhere, self._in_hand)
             self._append(_payload(state.sequence, now, kept))
         except Unrecordable as why:
@@ -275,21 +284,21 @@ class Cutter:
                 self._append(journal.pack(state.sequence, now, [("gap", name, why.why)]))
             else:
                 self._warn(name, why.why)
-            self._open(name)
+            self.open_gap(name)
 
-    def _follow(self, sequence: int) -> None:
+    def follow(self, sequence: int) -> None:
         """Open a segment after the checkpoint; drop those before the previous checkpoint."""
         with self._gap_if_not_written():
             self._begin(sequence)
-            self.home.journal.drop(self._previous)
+            self._home.journal.drop(self._previous)
             self._previous = sequence
 
     def _begin(self, after: int) -> None:
-        self.home.journal.begin(after, self.home.open(), self.home.keyring)
+        self._home.journal.begin(after, self._home.open(), self._home.keyring)
 
     def _append(self, payload: bytes) -> None:
         with self._gap_if_not_written():
-            self.home.journal.append(payload)
+            self._home.journal.append(payload)
             self._exposure.recorded(len(payload))
 
     @contextmanager
@@ -303,16 +312,16 @@ class Cutter:
             if not self._auto:
                 raise
             log.error("%s A checkpoint is to take the place of the journal.", error)
-            self._open("")
+            self.open_gap("")
 
-    def _open(self, name: str) -> None:
+    def open_gap(self, name: str) -> None:
         """Open a gap. Nothing is claimed in it if a task must not run twice, or a journal was asked for."""
-        tasks = (node for node in self.graph.nodes.values() if isinstance(node, Task))
+        tasks = (node for node in self._graph.nodes.values() if isinstance(node, Task))
         must = not self._auto or any(task.options.on_interrupted != "rerun" for task in tasks)
         self._exposure.open(name, must=must)
 
     def _is_elsewhere(self, name: str) -> bool:
-        return self.session.on_loan_beside(name, int(name in self._loans))
+        return self._session.on_loan_beside(name, int(name in self._loans))
 
     def _warn(self, name: str, why: str) -> None:
         """Warn once per value: it will be so at every commit."""
@@ -322,7 +331,7 @@ class Cutter:
                 "the change of %r is %s: each time a checkpoint makes it durable",
                 name,
                 why,
-                extra={"session": self.session.state.session},
+                extra={"session": self._session.state.session},
             )
 
 
@@ -358,11 +367,13 @@ class Exposure:
     like saving: when the budget is used up, tasks are claimed again, and the checkpoint is tried later.
     """
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, steps: int) -> None:
+        """Count from a session with so many steps, as from a cut."""
         self.gap = False
         self.must = False  # nothing is claimed before the gap is closed
         self._budget = budget
-        self._began = monotonic()
+        self._began = self._cut_time = monotonic()
+        self._cut_steps = steps
         self._spent = self._cost = 0.0
         self._opener = ""  # the value that has opened the gap
         self._saved: set[str] = set()
@@ -376,14 +387,16 @@ class Exposure:
         self._records += 1
         self._bytes += size
 
-    def saved(self, seconds: float, names: Iterable[str], *, counts: bool) -> None:
+    def saved(self, seconds: float, state: SessionState, *, counts: bool) -> None:
         """Note that a checkpoint holds all; `counts`: it was taken by the budget, which pays for it."""
-        self.failed(seconds, counts=counts)
+        self.failed(seconds, state.steps, counts=counts)
         self.gap = self.must = False
         self._records = self._bytes = 0
-        self._saved.update(names)
+        self._saved.update(state.values)
 
-    def failed(self, seconds: float, *, counts: bool) -> None:
+    def failed(self, seconds: float, steps: int, *, counts: bool) -> None:
+        """Note that a checkpoint could not be saved: the next one has its time, too."""
+        self._cut_steps, self._cut_time = steps, monotonic()
         self._cost, self._held = seconds, None
         self._spent += seconds if counts else 0.0
 
@@ -392,14 +405,14 @@ class Exposure:
         return self.gap or self._records >= LONGEST or self._bytes >= LARGEST
 
     def due(self, steps: int) -> bool:
-        """Return True if a checkpoint is wanted, and the budget allows it; `steps`: since the last one."""
-        return self.wanted and self._budget.due(self.since(steps, 0.0, False))
+        """Return True if a checkpoint is wanted, and the budget allows it; `steps`: of the session."""
+        return self.wanted and self._budget.due(self.since(steps))
 
     def left(self, steps: int) -> float | None:
         """Return the seconds until it is due, or until a look whether it can be taken is due again."""
         if self._held is not None:
             return _ASK
-        return self._budget.left(self.since(steps, 0.0, False)) if self.wanted else None
+        return self._budget.left(self.since(steps)) if self.wanted else None
 
     def holds(self) -> bool:
         """Return True if claims wait for a checkpoint that cannot be taken now."""
@@ -407,17 +420,19 @@ class Exposure:
         if self._held is None:
             self._held = now
         waited = now - self._held
-        since = self.since(1, 0.0, False)
+        since = self.since(self._cut_steps + 1)
         if self._budget.due(since._replace(spent=since.spent + waited)):
             return True
         self._spent += waited
         self._held = None
         return False
 
-    def since(self, steps: int, seconds: float, idle: bool) -> Since:
+    def since(self, steps: int, idle: bool = False) -> Since:
+        """Return what there is to know for a policy, of a session with so many steps."""
+        now, more = monotonic(), steps - self._cut_steps
         first = not self._saved or self._opener not in self._saved
         return Since(
-            steps, seconds, idle, monotonic() - self._began, self._spent, self._cost, steps > 0, first
+            more, now - self._cut_time, idle, now - self._began, self._spent, self._cost, more > 0, first
         )
 
 

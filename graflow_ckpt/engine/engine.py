@@ -378,8 +378,7 @@ class OwnExecution(Execution):
                 self._emit("session_started", **context.facts(), line=self._line, recorded=True)
             cutter.save(cause, None, None)
         context.is_under_way()
-        if cutter.records:
-            cutter.start(undriven)
+        cutter.start(undriven)
         if ops:
             session.commit(ops)
         if cause != "journal":
@@ -399,7 +398,8 @@ class OwnExecution(Execution):
             return "again"  # else after a crash the former run would be the newest
         if context.basis.damage is not None:
             return "until-damage"  # what is damaged is older than this, and read no more
-        return "journal" if cutter.records and context.found is None else ""  # what its records follow
+        recorded = cutter.recorder.records
+        return "journal" if recorded and context.found is None else ""  # what its records follow
 
     # --- going back --------------------------------------------------------------------
 
@@ -444,7 +444,7 @@ class OwnExecution(Execution):
         self._last_cut("signal")
         session, last, ended = self.context.session_id, self.home.last, self.context.status == "completed"
         saved = f"at step {last.steps} ({last.path})" if last is not None else "and was not saved"
-        if self.context.cutter is not None and self.context.cutter.recorded:
+        if self.context.cutter is not None and self.context.cutter.recorder.has_all:
             saved = f"at step {self.context.steps}"
         if ended:
             message = f"session {session} is completed, {saved}"

@@ -28,7 +28,7 @@ from graflow_ckpt.engine import resuming
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.bind import Binding, check_answers, check_graph, wants_home
 from graflow_ckpt.engine.cuts import Cutter, restore_random
-from graflow_ckpt.engine.invoke import Invoker, Lapsed
+from graflow_ckpt.engine.invoke import Bodies, Invoker, Lapsed
 from graflow_ckpt.engine.run import GoBack, Inbox, Run, RunHost
 from graflow_ckpt.engine.signals import Stop, handled
 
@@ -343,10 +343,9 @@ class OwnExecution(Execution):
         """Make a run over the context's session as it is now, and its first transition."""
         context, session = self.context, self.context.session
         announcer, inbox = Announcer(session, self.settings.observers), Inbox()
-        invoker = Invoker(
-            self.graph, session, self.settings, self._host(announcer, inbox), self._bindings,
-            loop=self._loop, lapsed=self._lapsed,
-        )  # fmt: skip
+        host = self._host(announcer, inbox)
+        bodies = Bodies(self.graph, session, self.settings, host, self._bindings, lapsed=self._lapsed)
+        invoker = Invoker(bodies, loop=self._loop)
         cutter = Cutter(
             self.graph, session, self.settings, self.home, announcer.emit,
             on_saved=context.note_checkpoint, begun=invoker.begun,

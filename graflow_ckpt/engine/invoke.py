@@ -102,135 +102,45 @@ class Lapsed:
 Post = Callable[[tuple[Running, Outcome | BaseException]], None]
 
 
-class Invoker:
-    """Runs bodies for one run."""
+class Bodies:
+    """The bodies of a run's tasks: what each is called with, and the outcome of its call.
+
+    Middleware stands around each. Not here: the thread, loop or process in which a body runs.
+    """
 
     def __init__(
-        self,
-        graph: TaskGraph,
-        session: Session,
-        settings: Settings,
-        host: Host,
-        bindings: dict[str, Binding],
-        *,
-        loop: Loop | None = None,
-        lapsed: Lapsed | None = None,
-    ) -> None:
+        self, graph: TaskGraph, session: Session, settings: Settings, host: Host,
+        bindings: dict[str, Binding], *, lapsed: Lapsed | None = None,
+    ) -> None:  # fmt: skip
         self.graph = graph
         self.session = session
         self.settings = settings
         self.host = host
-        self.bindings = bindings
         self.lapsed = lapsed or Lapsed()
-        self.running: dict[int, Running] = {}  # bodies that run elsewhere, by the numbers of their claims
-        self._alone: Attempt | None = None  # the latest that ran in the thread that commits
-        self._inline: dict[str, tuple[Node, bool]] = {}
+        self._bindings = bindings
         self._check = settings.durability != "none"
         self._watch, self._traced = checking(), session.traced
         self._goes_on = settings.on_failure == "continue"
-        self._threads = Threads(f"graflow-{session.id}")
-        self._loop = loop
-        self._body = self._with_middleware()
-
-    # --- in this thread ----------------------------------------------------------------
-
-    def inline(self, claim: Claim) -> bool:
-        """Return True if the body may run in the thread that commits."""
-        task = self.graph.nodes[claim.spec.task_id]
-        name = task.name
-        of, known = self._inline.get(name, (None, False))
-        if of is not task:
-            known = not isinstance(task, Task) or (
-                task.options.timeout is None
-                and task.options.isolation == "thread"
-                and not is_coroutine(task.func)
-            )
-            self._inline[name] = (task, known)
-        return known
-
-    def on_loop(self, name: str) -> bool:
-        """Return True if the body is a coroutine that no thread waits for."""
-        task = self.graph.nodes[name]
-        if not isinstance(task, Task) or task.options.isolation == "process" or self.settings.middleware:
-            return False
-        return is_coroutine(task.func)
-
-    def call(self, claim: Claim) -> tuple[Attempt | None, Outcome]:
-        """Run the body here."""
-        binding = self.binding(claim.spec.task_id)
-        attempt = self._alone = None if binding.plain else self._attempt(claim)
-        return attempt, self._body(claim, attempt, binding)
-
-    def begun(self) -> set[int]:
-        """Return the specs whose bodies run elsewhere now. Callable from any thread."""
-        return {running.claim.spec.key for running in [*self.running.values()]}
-
-    def fence(self, error: GraflowError) -> None:
-        """End all that runs: its next ctx call raises `error`. Callable from any thread."""
-        for running in list(self.running.values()):
-            running.end(error)
-        if self._alone is not None:
-            self._alone.end(error)
-
-    def _call(self, claim: Claim, attempt: Attempt | None, binding: Binding) -> Outcome:
-        try:
-            if attempt is None:
-                result = binding.func()
-                return Done(NONE if result is None else self._result(claim, result))
-            result = binding.func(**self._arguments(claim, attempt, binding))
-            return self._done(claim, attempt, result)
-        except Exception as error:  # noqa: BLE001  a body
-            return self._raised(claim, attempt, error)
-
-    def _done(self, claim: Claim, attempt: Attempt, result: Any) -> Outcome:
-        if isinstance(attempt.over, WorkflowCancelled):  # a body that swallowed it
-            return Cancelled(attempt.over.message)
-        changed = attempt.watch and attempt.watch.check()
-        if changed:
-            return self.failed(claim, changed)
-        cell = NONE if result is None else self._result(claim, result)
-        return Done(cell, attempt.effects(cell))
-
-    def _raised(self, claim: Claim, attempt: Attempt | None, error: BaseException) -> Outcome:
-        if attempt is not None and isinstance(attempt.over, WorkflowCancelled):
-            return Cancelled(attempt.over.message)
-        changed = attempt and attempt.watch and attempt.watch.check(error)
-        return self.failed(claim, changed or error)
-
-    def _result(self, claim: Claim, result: Any) -> Cell:
-        if self._check:
-            return check_storable(f"{claim.spec.task_id}.__result__", result)
-        return to_cell(result)
-
-    def failed(self, claim: Claim, error: BaseException) -> Failed:
-        """Return the outcome of an exception, with the time at which a retry may start."""
-        spec = claim.spec
-        due, retries = 0.0, spec.retry_count + self.lapsed.attempts_of(spec)
-        again = retries < spec.max_retries and not isinstance(error, ReadOnlyChanged)
-        if again:
-            backoff = self.graph.routes[spec.task_id].options.backoff
-            if backoff.base:
-                due = self.session.clock() + backoff.delay(retries, spread())
-        return Failed(Account.of(error, traced=self._traced).text, error, due, retry=again)
+        self.call = self._with_middleware()
 
     # --- arguments ---------------------------------------------------------------------
 
     def binding(self, name: str) -> Binding:
         task = self.graph.nodes[name]
-        found = self.bindings.get(task.name)
+        found = self._bindings.get(task.name)
         if found is None or found.task is not task:  # a loop makes a task of that name in each round
             assert isinstance(task, Task)
-            found = self.bindings[task.name] = bind(self.graph, task)
+            found = self._bindings[task.name] = bind(self.graph, task)
         return found
 
-    def _attempt(self, claim: Claim) -> Attempt:
+    def attempt(self, claim: Claim) -> Attempt:
         # Whatever may follow its failure but the end has to know whether it has changed a live value.
         goes_on = claim.spec.max_retries > 0 or self._goes_on or self.graph.routes[claim.spec.task_id].lenient
         return Attempt(
             self.session.reader(claim.spec.key), claim, check=self._check, digest=goes_on, watch=self._watch
         )
 
-    def _arguments(
+    def arguments(
         self, claim: Claim, attempt: Attempt, binding: Binding, lent: Callable[[str], Any] | None = None
     ) -> dict[str, Any]:
         """Return what the body is called with; `lent` stands in for values of the channel."""
@@ -262,6 +172,129 @@ class Invoker:
             lapsed = self.lapsed.attempts_of(claim.spec) if self.lapsed.attempts else 0
             arguments[binding.context] = TaskExecutionContext(attempt, self.host, lapsed)
         return arguments
+
+    # --- outcomes ----------------------------------------------------------------------
+
+    def ended(self, claim: Claim, attempt: Attempt, result: Any, error: BaseException | None) -> Outcome:
+        """Return the outcome of a body that was called elsewhere."""
+        try:
+            return self.raised(claim, attempt, error) if error else self._done(claim, attempt, result)
+        except Exception as refused:  # noqa: BLE001  what a body changed or returned
+            return self.raised(claim, attempt, refused)
+
+    def _with_middleware(self) -> Callable[[Claim, Attempt | None, Binding], Outcome]:
+        if not self.settings.middleware:
+            return self._call
+        return lambda claim, attempt, binding: self.around(
+            claim, attempt, lambda inner: self._call(inner, attempt, binding)
+        )
+
+    def around(self, claim: Claim, attempt: Attempt | None, body: Callable[[Claim], Outcome]) -> Outcome:
+        """Call a body with the middleware around it."""
+        call = body
+        for middleware in reversed(self.settings.middleware):
+            call = partial(middleware, call_next=call)
+        try:
+            return call(claim)
+        except Exception as error:  # noqa: BLE001  what surrounds a body fails like one
+            return self.raised(claim, attempt, error)
+
+    def _call(self, claim: Claim, attempt: Attempt | None, binding: Binding) -> Outcome:
+        try:
+            if attempt is None:
+                result = binding.func()
+                return Done(NONE if result is None else self._result(claim, result))
+            result = binding.func(**self.arguments(claim, attempt, binding))
+            return self._done(claim, attempt, result)
+        except Exception as error:  # noqa: BLE001  a body
+            return self.raised(claim, attempt, error)
+
+    def _done(self, claim: Claim, attempt: Attempt, result: Any) -> Outcome:
+        if isinstance(attempt.over, WorkflowCancelled):  # a body that swallowed it
+            return Cancelled(attempt.over.message)
+        changed = attempt.watch and attempt.watch.check()
+        if changed:
+            return self.failed(claim, changed)
+        cell = NONE if result is None else self._result(claim, result)
+        return Done(cell, attempt.effects(cell))
+
+    def raised(self, claim: Claim, attempt: Attempt | None, error: BaseException) -> Outcome:
+        """Return the outcome of what a body, or the middleware around it, has raised."""
+        if attempt is not None and isinstance(attempt.over, WorkflowCancelled):
+            return Cancelled(attempt.over.message)
+        changed = attempt and attempt.watch and attempt.watch.check(error)
+        return self.failed(claim, changed or error)
+
+    def _result(self, claim: Claim, result: Any) -> Cell:
+        if self._check:
+            return check_storable(f"{claim.spec.task_id}.__result__", result)
+        return to_cell(result)
+
+    def failed(self, claim: Claim, error: BaseException) -> Failed:
+        """Return the outcome of an exception, with the time at which a retry may start."""
+        spec = claim.spec
+        due, retries = 0.0, spec.retry_count + self.lapsed.attempts_of(spec)
+        again = retries < spec.max_retries and not isinstance(error, ReadOnlyChanged)
+        if again:
+            backoff = self.graph.routes[spec.task_id].options.backoff
+            if backoff.base:
+                due = self.session.clock() + backoff.delay(retries, spread())
+        return Failed(Account.of(error, traced=self._traced).text, error, due, retry=again)
+
+
+class Invoker:
+    """Runs bodies for one run: in the thread that commits, on another, on an event loop, in a process."""
+
+    def __init__(self, bodies: Bodies, *, loop: Loop | None = None) -> None:
+        self.bodies = bodies
+        self.graph = bodies.graph
+        self.session = bodies.session
+        self.settings = bodies.settings
+        self.running: dict[int, Running] = {}  # bodies that run elsewhere, by the numbers of their claims
+        self._alone: Attempt | None = None  # the latest that ran in the thread that commits
+        self._inline: dict[str, tuple[Node, bool]] = {}
+        self._threads = Threads(f"graflow-{bodies.session.id}")
+        self._loop = loop
+
+    # --- in this thread ----------------------------------------------------------------
+
+    def inline(self, claim: Claim) -> bool:
+        """Return True if the body may run in the thread that commits."""
+        task = self.graph.nodes[claim.spec.task_id]
+        name = task.name
+        of, known = self._inline.get(name, (None, False))
+        if of is not task:
+            known = not isinstance(task, Task) or (
+                task.options.timeout is None
+                and task.options.isolation == "thread"
+                and not is_coroutine(task.func)
+            )
+            self._inline[name] = (task, known)
+        return known
+
+    def on_loop(self, name: str) -> bool:
+        """Return True if the body is a coroutine that no thread waits for."""
+        task = self.graph.nodes[name]
+        if not isinstance(task, Task) or task.options.isolation == "process" or self.settings.middleware:
+            return False
+        return is_coroutine(task.func)
+
+    def call(self, claim: Claim) -> tuple[Attempt | None, Outcome]:
+        """Run the body here."""
+        binding = self.bodies.binding(claim.spec.task_id)
+        attempt = self._alone = None if binding.plain else self.bodies.attempt(claim)
+        return attempt, self.bodies.call(claim, attempt, binding)
+
+    def begun(self) -> set[int]:
+        """Return the specs whose bodies run elsewhere now. Callable from any thread."""
+        return {running.claim.spec.key for running in [*self.running.values()]}
+
+    def fence(self, error: GraflowError) -> None:
+        """End all that runs: its next ctx call raises `error`. Callable from any thread."""
+        for running in list(self.running.values()):
+            running.end(error)
+        if self._alone is not None:
+            self._alone.end(error)
 
     def let_go(self, attempt: Attempt) -> list[str]:
         """Return the live values of a failed attempt that it may have changed.
@@ -300,9 +333,9 @@ class Invoker:
 
     def start(self, claim: Claim, post: Post) -> Running:
         """Have the body run elsewhere; its outcome is posted."""
-        binding = self.binding(claim.spec.task_id)
+        binding = self.bodies.binding(claim.spec.task_id)
         options = self.graph.routes[claim.spec.task_id].options
-        attempt = self._attempt(claim)
+        attempt = self.bodies.attempt(claim)
         deadline = None if options.timeout is None else monotonic() + options.timeout
         running = Running(claim, attempt, deadline)
         if options.isolation == "process":
@@ -316,14 +349,14 @@ class Invoker:
     def _in_thread(self, running: Running, binding: Binding, post: Post) -> None:
         assert running.attempt is not None
         try:
-            post((running, self._body(running.claim, running.attempt, binding)))
+            post((running, self.bodies.call(running.claim, running.attempt, binding)))
         except BaseException as error:  # noqa: BLE001  SystemExit and its like belong to the caller's thread
             post((running, error))
 
     def _through(self, running: Running, body: Callable[[Claim], Outcome], post: Post) -> None:
         """Run a body elsewhere, with the middleware around it."""
         try:
-            post((running, self._around(running.claim, running.attempt, body)))
+            post((running, self.bodies.around(running.claim, running.attempt, body)))
         except BaseException as error:  # noqa: BLE001  as above
             post((running, error))
 
@@ -339,13 +372,10 @@ class Invoker:
         def outcome(result: Any, error: BaseException | None) -> Outcome | BaseException:
             if isinstance(error, SystemExit | KeyboardInterrupt):  # for the caller's thread
                 return error
-            try:
-                return self._raised(claim, attempt, error) if error else self._done(claim, attempt, result)
-            except Exception as refused:  # noqa: BLE001  what a body changed or returned
-                return self._raised(claim, attempt, refused)
+            return self.bodies.ended(claim, attempt, result, error)
 
         def begin(ended: Callable[[Any, BaseException | None], None]) -> None:
-            coroutine = binding.func(**self._arguments(claim, attempt, binding))
+            coroutine = binding.func(**self.bodies.arguments(claim, attempt, binding))
             running.ends_by(loop.submit(coroutine, ended))
 
         def waited_for(claim: Claim) -> Outcome:
@@ -362,22 +392,22 @@ class Invoker:
         try:
             begin(lambda *found: post((running, outcome(*found))))
         except Exception as error:  # noqa: BLE001  what a body is to be given
-            post((running, self._raised(claim, attempt, error)))
+            post((running, self.bodies.raised(claim, attempt, error)))
 
     def _start_child(self, running: Running, binding: Binding, post: Post) -> None:
         from graflow_ckpt.engine.child.process import Child, FromChannel
 
-        child = Child(self.session, self.session.reader(running.claim.spec.key), self.host)
+        child = Child(self.session, self.session.reader(running.claim.spec.key), self.bodies.host)
         running.ends_by(child.kill)
 
         def body(claim: Claim) -> Outcome:
             attempt = running.attempt
             assert attempt is not None
             try:
-                arguments = self._arguments(claim, attempt, binding, FromChannel)
-                return child.run(claim, binding, attempt, arguments, self.failed)
+                arguments = self.bodies.arguments(claim, attempt, binding, FromChannel)
+                return child.run(claim, binding, attempt, arguments, self.bodies.failed)
             except Exception as error:  # noqa: BLE001  what does not cross, in either direction
-                return self._raised(claim, attempt, error)
+                return self.bodies.raised(claim, attempt, error)
 
         self._threads.submit(partial(self._through, running, body, post))
 
@@ -388,22 +418,6 @@ class Invoker:
         self._threads.close()
         if self._loop is not None:
             self._loop.close()
-
-    def _with_middleware(self) -> Callable[[Claim, Attempt | None, Binding], Outcome]:
-        if not self.settings.middleware:
-            return self._call
-        return lambda claim, attempt, binding: self._around(
-            claim, attempt, lambda inner: self._call(inner, attempt, binding)
-        )
-
-    def _around(self, claim: Claim, attempt: Attempt | None, body: Callable[[Claim], Outcome]) -> Outcome:
-        call = body
-        for middleware in reversed(self.settings.middleware):
-            call = partial(middleware, call_next=call)
-        try:
-            return call(claim)
-        except Exception as error:  # noqa: BLE001  what surrounds a body fails like one
-            return self._raised(claim, attempt, error)
 
 
 def is_coroutine(func: Callable[..., Any]) -> bool:

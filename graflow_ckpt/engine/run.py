@@ -325,7 +325,7 @@ class Run:
                 attempt.give_back()
         if isinstance(conflict, TooLarge | GraphError):  # as if the body had raised it
             why = conflict.of(claim.spec.task_id) if isinstance(conflict, TooLarge) else conflict
-            failed = self.invoker.failed(claim, why)
+            failed = self.invoker.bodies.failed(claim, why)
             self._check_torn(claim, names, failed)
             return self._finish(claim, None, failed)
         if conflict is not None:
@@ -405,7 +405,7 @@ class Run:
         spec = claim.spec
         lost = self._conflicts[spec.key] = self._conflicts.get(spec.key, 0) + 1
         failed = Failed(f"WriteConflict: {conflict}", conflict, retry=False)
-        if lost + self.invoker.lapsed.races[spec.task_id, spec.cycle] > CONFLICT_BUDGET:
+        if lost + self.invoker.bodies.lapsed.races[spec.task_id, spec.cycle] > CONFLICT_BUDGET:
             conflict.ids["task"] = spec.task_id
             self._check_torn(claim, names, failed)
             return self._finish(claim, None, failed)
@@ -439,7 +439,7 @@ class Run:
         )
         running.end(error)
         self.left_behind |= not running.killed
-        failed = self.invoker.failed(running.claim, error)
+        failed = self.invoker.bodies.failed(running.claim, error)
         return self._finish(running.claim, running.attempt, failed)
 
     def _late(self, running: Running) -> None:

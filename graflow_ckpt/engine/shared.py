@@ -30,7 +30,7 @@ from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bind import Binding, takes_cuts
 from graflow_ckpt.engine.engine import Execution, doubts, paused
-from graflow_ckpt.engine.invoke import Invoker
+from graflow_ckpt.engine.invoke import Bodies, Invoker
 from graflow_ckpt.engine.reaping import GRACE, Keeper, Kept, lasts, release_the_dead
 from graflow_ckpt.engine.run import Inbox, Run, RunHost
 from graflow_ckpt.engine.settings import Settings
@@ -273,7 +273,7 @@ class Part:
         self.host = SharedHost(graph, session, self.announcer, self.inbox, home, made, context)
         session.when_made(join or self.host.made_since)
         self.cuts = SharedCuts(session, settings, home, self.announcer.emit, after_body, on_saved)
-        invoker = Invoker(graph, session, settings, self.host, bindings, loop=loop)
+        invoker = Invoker(Bodies(graph, session, settings, self.host, bindings), loop=loop)
         self.run = Run(invoker, self.cuts, self.announcer, self.inbox, slots=slots)
 
     def keep(self, help_with: Callable[[], object], look_around: Callable[[], object] = lambda: None) -> None:

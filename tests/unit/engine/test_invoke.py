@@ -14,7 +14,7 @@ from graflow_ckpt.core.errors import NotStorable
 from graflow_ckpt.core.facts import Claim, Done, Failed, Outcome, TaskSpec
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.bind import SPREAD
-from graflow_ckpt.engine.invoke import Invoker, Threads, spread
+from graflow_ckpt.engine.invoke import Bodies, Invoker, Threads, spread
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
 from tests.loops import chain
@@ -357,7 +357,7 @@ def test_what_a_call_has_given_is_not_asked_for(data: Any, asked: list[str]) -> 
     session = Asked()
 
     spec = TaskSpec("body", None if data is None else to_cell(data), key=1)
-    _, outcome = Invoker(flow.graph, session, Settings(workflow="w"), NOBODY, {}).call(Claim(spec, 1))
+    _, outcome = Invoker(Bodies(flow.graph, session, Settings(workflow="w"), NOBODY, {})).call(Claim(spec, 1))
 
     assert outcome == Done(to_cell(3))
     assert session.names == asked

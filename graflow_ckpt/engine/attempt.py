@@ -11,13 +11,14 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from typing import Any
 
 from graflow_ckpt.checkpoint.values.codec import FORGOTTEN, apart, check_storable, decode, is_atom, to_cell
-from graflow_ckpt.checkpoint.values.pickles import live_digest
+from graflow_ckpt.checkpoint.values.pickles import live_bytes, live_digest, load_live
 from graflow_ckpt.checkpoint.values.sharing import bundles, copied
-from graflow_ckpt.core.errors import GraflowError, NotStorable, ReadOnlyChanged, ResultForgotten
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.facts import (
     NO_EFFECTS,
     RESULT,
@@ -31,7 +32,7 @@ from graflow_ckpt.core.facts import (
     Spawned,
     Version,
 )
-from graflow_ckpt.sessions.protocol import Values
+from graflow_ckpt.sessions.protocol import Session, Values
 
 EMPTY_LIST = b"\x90"
 
@@ -73,12 +74,121 @@ class Asks:
         self.terminate = message
 
 
+class LiveValues:
+    """The live values among those that an attempt has got: on loan, or in Redis copies, which may share.
+
+    Each is digested when it is got, if it has to be known later whether the body has changed it.
+    """
+
+    __slots__ = ("looked", "_digests", "_got", "_values")
+
+    def __init__(self, values: Values, got: dict[str, Got]) -> None:
+        self.looked: dict[str, Got] = {}  # parameters: what is made of them shares with them
+        self._values = values
+        self._got = got
+        self._digests: dict[str, bytes] = {}
+
+    def digest(self, name: str, value: Any, digest: Callable[[Any], bytes]) -> None:
+        """Keep what a value is now."""
+        if before := digest(self._whole(name, value)):  # else it counts as changed
+            self._digests[name] = before
+
+    def changed(self, name: str, value: Any) -> bool:
+        """Return True if a value may differ from what it was when it was lent."""
+        return name not in self._digests or _digest(self._whole(name, value)) != self._digests[name]
+
+    def _whole(self, name: str, value: Any) -> Any:
+        """Return the value, and all that came with it in one pickle: changing one may change another."""
+        beside = [m for m in self._values.together(name).items() if m[0] != name]
+        return [value, *(from_cells(m, f[0], f[2]) for m, f in beside)] if beside else value
+
+    def on_loan(self) -> list[str]:
+        if not self._values.shares:
+            return []
+        # a list: a body that is past its deadline may be getting one more right now
+        return [name for name, got in list(self._got.items()) if isinstance(got.before, Live)]
+
+    def torn(self) -> list[str]:
+        """Return the names of those that this attempt may have changed in place."""
+        return [name for name in self.on_loan() if self.changed(name, self._got[name].value)]
+
+    def leave(self, session: Session) -> list[str]:
+        """Leave them to a body that still runs; return the names of those that it may have changed.
+
+        It keeps its objects. If those are as they were, the session takes copies of them and of what
+        shares with them; not if siblings work on one, which they would put back.
+        """
+        held = {name: self._got[name].value for name in self.on_loan()}
+        if held and held.keys() <= self._digests.keys():
+            with suppress(errors.CheckpointError):  # it is being changed right now
+                return self._copied(session, held)
+        return [*held]
+
+    def _copied(self, session: Session, held: dict[str, Any]) -> list[str]:
+        """Have the session keep copies of what the body holds, and of all that shares with it."""
+        live = session.live()
+        roots = {name: [cell.value for cell in cells] for name, cells in live.items()}
+        bound = next(names for names in bundles({"": [*held.values()]} | roots) if "" in names)
+        beside = [name for name in bound if name and session.on_loan_beside(name, int(name in held))]
+        if beside:
+            return beside
+        members = [cell for name in bound if name for cell in live[name]]
+        copies = load_live(live_bytes(([cell.value for cell in members], [*held.values()])))
+        changed = [name for name, copy in zip(held, copies[1], strict=True) if self.changed(name, copy)]
+        if not changed:
+            session.replace_live(dict(zip(members, map(Live, copies[0]), strict=True)))
+        return changed
+
+    def give_back(self, *names: str) -> None:
+        """Give back these loans, or all."""
+        for name in names or self.on_loan():
+            if self._got.pop(name, None) is not None:  # once, whichever thread comes first
+                self._values.give_back([name])
+
+    def bundled(self, ops: list[Op], written: Set[str], task: str, result: Cell) -> list[Op]:
+        """Add to what is written the values that share with it; `written`: what the body has set."""
+        cells: dict[str, Live] = {op[1]: op[2] for op in ops if op[0] == "put" and isinstance(op[2], Live)}
+        due = {*cells}
+        for name, got in self._got.items():
+            if isinstance(got.before, Live) and (name in due or self.changed(name, got.value)):
+                due |= self._values.together(name).keys() - written
+        if isinstance(result, Live):
+            name = task + RESULT
+            cells[name] = result
+            due.add(name)
+        if not due:
+            return ops
+        versions = self._take_along(cells, written)
+        for number, names in enumerate(bundles({name: [cell.value] for name, cell in cells.items()}), 1):
+            if due.isdisjoint(names):
+                continue
+            for name in names:
+                cells[name].join(number if len(names) > 1 else 0)
+            ops += [("put", name, cells[name], versions[name]) for name in names if name in versions]
+        return ops
+
+    def _take_along(self, cells: dict[str, Live], written: Set[str]) -> dict[str, Version]:
+        """Add what was read and not written; the versions at which that was."""
+        versions: dict[str, Version] = {}
+        for name, got in [*self._got.items(), *self.looked.items()]:
+            if not isinstance(got.before, Live):
+                continue
+            found = {m: (from_cells(m, f[0], f[2]), f[1]) for m, f in self._values.together(name).items()}
+            for member, (value, version) in ({name: (got.value, got.version)} | found).items():
+                known = self._got.get(member)
+                if known is not None:
+                    value, version = known.value, known.version
+                if member not in cells and member not in written:
+                    cells[member], versions[member] = Live(value), version
+        return versions
+
+
 class Attempt:
     """The buffer between a body and its session."""
 
     __slots__ = (
-        "appends", "asks", "checks", "claim", "defaults", "digests", "got", "looked", "over", "seen",
-        "values", "watch", "written", "_digest",
+        "appends", "asks", "checks", "claim", "defaults", "got", "live", "over", "seen", "values", "watch",
+        "written", "_digest",
     )  # fmt: skip
 
     def __init__(
@@ -88,13 +198,12 @@ class Attempt:
         self.claim = claim
         self.got: dict[str, Got] = {}
         self.seen: set[str] = set()  # live values, without a loan
-        self.looked: dict[str, Got] = {}  # live parameters: what is made of them shares with them
+        self.live: LiveValues | None = None  # made for the first one
         self.defaults: dict[str, list[tuple[Any, bytes]]] = {}  # given for what was not there, as they were
         self.written: dict[str, Any] = {}
         self.appends: list[Op] = []
-        self.digests: dict[str, bytes] = {}  # live values on loan, as they were
         self.asks: Asks | None = None
-        self.over: GraflowError | None = None  # fenced: every further call of the body is refused
+        self.over: errors.GraflowError | None = None  # fenced: every further call of the body is refused
         self.checks = check  # refuse what cannot be pickled, when it is set
         self._digest = digest  # a retry has to know whether a live value was changed
         self.watch = Watch(values, claim.spec.task_id) if watch else None
@@ -146,7 +255,7 @@ class Attempt:
         """Return what the body has made of a default; None if it has changed none of them."""
         changed = [value for value, before in self.defaults.get(name, ()) if mark(value) != before]
         if len(changed) > 1:
-            raise NotStorable(
+            raise errors.NotStorable(
                 f"Task {self.claim.spec.task_id!r} got {name!r} several times with different defaults, and "
                 "changed more than one of them.",
                 hint="Get it once, or set the value.",
@@ -178,13 +287,13 @@ class Attempt:
             if self.watch is not None:
                 self.watch.given(name, value, found[1])
             if parameter:
-                self.looked[name] = Got(value, Live(value), found[1])
+                self.live_values().looked[name] = Got(value, Live(value), found[1])
         return read_only(value)
 
     def _kept(self, name: str, value: Any) -> Any:
         if value is FORGOTTEN:
             task = name.removesuffix(RESULT)
-            raise ResultForgotten(
+            raise errors.ResultForgotten(
                 f"The result of {task!r} was asked for by {self.claim.spec.task_id!r}, and was forgotten.",
                 hint="Forget a result in a task that follows all who need it; going back to an older "
                 "checkpoint brings it back.",
@@ -200,13 +309,12 @@ class Attempt:
         # read again: a picture may have been taken meanwhile, or a commit made
         cell, version, items = self.values.read(name) or (EMPTY_LIST, 0, ())
         value = from_cells(name, cell, (*items, *own))
+        live = self.live_values()
         self._take(name, value, Live(value) if items or own or isinstance(cell, bytes) else cell, version)
         if self._digest or not self.values.shares:
-            digest = (live_digest if self.checks else _digest)(self._whole(name, value))
-            if digest:  # else it counts as changed
-                self.digests[name] = digest
+            live.digest(name, value, live_digest if self.checks else _digest)
         if self.over is not None:  # while it was lent: nothing else returns it
-            self._return(name)
+            live.give_back(name)
             raise self.over
         return value
 
@@ -254,6 +362,12 @@ class Attempt:
         if self.over is not None:
             raise self.over
 
+    def live_values(self) -> LiveValues:
+        """Return the record of the live values, also if there is none yet."""
+        if self.live is None:
+            self.live = LiveValues(self.values, self.got)
+        return self.live
+
     def asking(self) -> Asks:
         """Return the record of what else the body asks for."""
         self.still_running()
@@ -265,7 +379,7 @@ class Attempt:
 
     def effects(self, result: Cell = EMPTY_LIST) -> Effects:
         """Return all that the commit has to carry out; raise NotStorable for what it cannot keep."""
-        changed = self.got or self.written or self.looked or self.appends or self.defaults or self.asks
+        changed = self.got or self.written or self.live or self.appends or self.asks
         if not changed and type(result) is bytes:
             return NO_EFFECTS
         ops, asks = self._changes(), self.asks or _NOTHING
@@ -273,14 +387,14 @@ class Attempt:
         if self.checks and self.written and self.claim.spec.cycle == 0:  # not in each round: it costs a walk
             self._report_copies(ops)
         if not self.values.shares:
-            ops = self._bundled(ops, result)
+            ops = self.live_values().bundled(ops, self.written.keys(), self.claim.spec.task_id, result)
         else:  # what a task is given is a copy, as it is in Redis
             nexts = [one._replace(data=apart(one.data)) if one.data else one for one in nexts]
             again = apart(again) if again else again
         spawned = tuple(one for made in asks.spawned.values() for one in made) if asks.spawned else ()
         return Effects(tuple(ops), tuple(nexts), spawned, again, asks.terminate, asks.request)
 
-    def end(self, error: GraflowError) -> None:
+    def end(self, error: errors.GraflowError) -> None:
         """End the attempt: whatever its body calls from now on is refused."""
         self.over = error
 
@@ -290,10 +404,10 @@ class Attempt:
             if name in self.written or got.before is None:
                 continue
             if isinstance(got.before, Live):
-                if self.values.shares or self.changed(name, got.value):
+                if self.values.shares or self.live_values().changed(name, got.value):
                     ops.append(("put", name, got.before, got.version))
             elif not is_atom(got.value):
-                cell = self._cell(name, got.value)
+                cell = _cell(name, got.value, self.checks)
                 if cell != got.before:
                     ops.append(("put", name, cell, got.version))
         for name in self.defaults:
@@ -301,10 +415,10 @@ class Attempt:
             if changed is not None:
                 appended = any(op[1] == name for op in self.appends)
                 value = _list(name, changed) if appended else changed
-                ops.append(("put", name, self._cell(name, value), 0))
+                ops.append(("put", name, _cell(name, value, self.checks), 0))
         for name, value in self.written.items():
             known = self.got.get(name)
-            ops.append(("put", name, self._cell(name, value), -1 if known is None else known.version))
+            ops.append(("put", name, _cell(name, value, self.checks), -1 if known is None else known.version))
         ops += self.appends
         return ops
 
@@ -327,79 +441,15 @@ class Attempt:
                 extra={"task": self.claim.spec.task_id},
             )
 
-    def _bundled(self, ops: list[Op], result: Cell) -> list[Op]:
-        """Add to what is written the values that share with it: the attempt has copies of all of them."""
-        cells: dict[str, Live] = {op[1]: op[2] for op in ops if op[0] == "put" and isinstance(op[2], Live)}
-        written = {*cells}
-        for name, got in self.got.items():
-            if isinstance(got.before, Live) and (name in written or self.changed(name, got.value)):
-                written |= self.values.together(name).keys() - self.written.keys()
-        if isinstance(result, Live):
-            name = self.claim.spec.task_id + RESULT
-            cells[name] = result
-            written.add(name)
-        if not written:
-            return ops
-        versions = self._take_along(cells)
-        for number, names in enumerate(bundles({name: [cell.value] for name, cell in cells.items()}), 1):
-            if written.isdisjoint(names):
-                continue
-            for name in names:
-                cells[name].join(number if len(names) > 1 else 0)
-            ops += [("put", name, cells[name], versions[name]) for name in names if name in versions]
-        return ops
-
-    def _take_along(self, cells: dict[str, Live]) -> dict[str, Version]:
-        """Add what was read and not written; the versions at which that was."""
-        versions: dict[str, Version] = {}
-        for name, got in [*self.got.items(), *self.looked.items()]:
-            if not isinstance(got.before, Live):
-                continue
-            found = {m: (from_cells(m, f[0], f[2]), f[1]) for m, f in self.values.together(name).items()}
-            for member, (value, version) in ({name: (got.value, got.version)} | found).items():
-                known = self.got.get(member)
-                if known is not None:
-                    value, version = known.value, known.version
-                if member not in cells and member not in self.written:
-                    cells[member], versions[member] = Live(value), version
-        return versions
-
-    def _whole(self, name: str, value: Any) -> Any:
-        """Return the value, and all that came with it in one pickle: changing one may change another."""
-        beside = [m for m in self.values.together(name).items() if m[0] != name]
-        return [value, *(from_cells(m, f[0], f[2]) for m, f in beside)] if beside else value
-
-    def _cell(self, name: str, value: Any) -> Cell:
-        cell = to_cell(value)
-        if self.checks and isinstance(cell, Live):
-            check_storable(name, value)
-        return cell
-
-    def loans(self) -> list[str]:
-        if not self.values.shares:
-            return []
-        # a list: a body that is past its deadline may be getting one more right now
-        return [name for name, got in list(self.got.items()) if isinstance(got.before, Live)]
-
-    def torn(self) -> list[str]:
-        """Return the names of the live values that this attempt may have changed in place."""
-        return [name for name in self.loans() if self.changed(name, self.got[name].value)]
-
-    def changed(self, name: str, value: Any) -> bool:
-        """Return True if a live value may differ from what it was when it was lent."""
-        return name not in self.digests or _digest(self._whole(name, value)) != self.digests[name]
-
-    def give_back(self) -> None:
-        if self.got:
-            for name in self.loans():
-                self._return(name)
-
-    def _return(self, name: str) -> None:
-        if self.got.pop(name, None) is not None:  # once, whichever thread comes first
-            self.values.give_back([name])
-
 
 _NOTHING = Asks()
+
+
+def _cell(name: str, value: Any, check: bool) -> Cell:
+    cell = to_cell(value)
+    if check and isinstance(cell, Live):
+        check_storable(name, value)
+    return cell
 
 
 def is_list(cell: Cell) -> bool:
@@ -473,13 +523,13 @@ class Watch:
         """Stop watching a value: the attempt has got it itself and may change it."""
         self._given.pop(name, None)
 
-    def check(self, cause: BaseException | None = None) -> ReadOnlyChanged | None:
+    def check(self, cause: BaseException | None = None) -> errors.ReadOnlyChanged | None:
         """Return the error of the first value that has changed; `cause`: what the body has raised."""
         for name, (value, version, before) in self._given.items():
             found = self._values.read(name)
             settled = found is not None and found[1] == version and name not in self._values.on_loan()
             if settled and _digest(value) != before:
-                error = ReadOnlyChanged(
+                error = errors.ReadOnlyChanged(
                     f"Task {self._task!r} changed {name!r}, which it had read-only: that would be lost.",
                     hint="Work on a copy, or get it from the channel without readonly=True.",
                     task=self._task,
@@ -493,5 +543,5 @@ class Watch:
 def _digest(value: Any) -> bytes:
     try:
         return live_digest(value)
-    except NotStorable:  # durability="none": nothing that can be compared
+    except errors.NotStorable:  # durability="none": nothing that can be compared
         return b""

@@ -264,7 +264,7 @@ class Recorder:
 
     def note_attempt(self, attempt: Attempt | None) -> None:
         """Note what the attempt that commits has in its hands: its own loans do not forbid a record."""
-        self._loans = attempt.loans() if attempt is not None else ()
+        self._loans = attempt.live.on_loan() if attempt is not None and attempt.live is not None else ()
         self._in_hand = None if attempt is None else [*self._loans, *attempt.seen]
 
     def _record(self, state: SessionState, now: float, ops: Sequence[Op]) -> None:

@@ -32,10 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.values.codec import check_storable, decode, to_cell
 from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
-from graflow_ckpt.checkpoint.values.sharing import bundles
 from graflow_ckpt.core.decide import given_up, in_doubt, pass_on
 from graflow_ckpt.core.errors import (
-    CheckpointError,
     Fenced,
     GraflowError,
     GroupFailed,
@@ -43,7 +41,7 @@ from graflow_ckpt.core.errors import (
     ReadOnlyChanged,
     WorkflowCancelled,
 )
-from graflow_ckpt.core.facts import RESULT, Cancelled, Cell, Claim, Done, Failed, Live, Op, Outcome, TaskSpec
+from graflow_ckpt.core.facts import RESULT, Cancelled, Cell, Claim, Done, Failed, Op, Outcome, TaskSpec
 from graflow_ckpt.core.graph import Node, TaskGraph
 from graflow_ckpt.core.state import NONE, SessionState
 from graflow_ckpt.core.task import Group, OnInterrupted, Task
@@ -112,10 +110,7 @@ class Bodies:
         self, graph: TaskGraph, session: Session, settings: Settings, host: Host,
         bindings: dict[str, Binding], *, lapsed: Lapsed | None = None,
     ) -> None:  # fmt: skip
-        self.graph = graph
-        self.session = session
-        self.settings = settings
-        self.host = host
+        self.graph, self.session, self.settings, self.host = graph, session, settings, host
         self.lapsed = lapsed or Lapsed()
         self._bindings = bindings
         self._check = settings.durability != "none"
@@ -247,9 +242,7 @@ class Invoker:
 
     def __init__(self, bodies: Bodies, *, loop: Loop | None = None) -> None:
         self.bodies = bodies
-        self.graph = bodies.graph
-        self.session = bodies.session
-        self.settings = bodies.settings
+        self.graph, self.session, self.settings = bodies.graph, bodies.session, bodies.settings
         self.running: dict[int, Running] = {}  # bodies that run elsewhere, by the numbers of their claims
         self._alone: Attempt | None = None  # the latest that ran in the thread that commits
         self._inline: dict[str, tuple[Node, bool]] = {}
@@ -295,39 +288,6 @@ class Invoker:
             running.end(error)
         if self._alone is not None:
             self._alone.end(error)
-
-    def let_go(self, attempt: Attempt) -> list[str]:
-        """Return the live values of a failed attempt that it may have changed.
-
-        A body that still runs keeps its objects. If those are as they were, the session takes copies of
-        them and of what shares with them; not if siblings work on one, which they would put back.
-        """
-        if attempt.over is None:
-            return attempt.torn()
-        held = {name: attempt.got[name].value for name in attempt.loans()}
-        if not held:
-            return []
-        if any(name not in attempt.digests for name in held):
-            return [*held]
-        try:
-            return self._copied(attempt, held)
-        except CheckpointError:  # it is being changed right now
-            return [*held]
-
-    def _copied(self, attempt: Attempt, held: dict[str, Any]) -> list[str]:
-        """Have the session keep copies of what the body holds, and of all that shares with it."""
-        live = self.session.live()
-        roots = {name: [cell.value for cell in cells] for name, cells in live.items()}
-        bound = next(names for names in bundles({"": [*held.values()]} | roots) if "" in names)
-        beside = [name for name in bound if name and self.session.on_loan_beside(name, int(name in held))]
-        if beside:
-            return beside
-        members = [cell for name in bound if name for cell in live[name]]
-        copies = load_live(live_bytes(([cell.value for cell in members], [*held.values()])))
-        changed = [name for name, copy in zip(held, copies[1], strict=True) if attempt.changed(name, copy)]
-        if not changed:
-            self.session.replace_live(dict(zip(members, map(Live, copies[0]), strict=True)))
-        return changed
 
     # --- elsewhere ---------------------------------------------------------------------
 

@@ -321,8 +321,8 @@ class Run:
             conflict = error
             names = self._let_go(attempt)
         finally:
-            if attempt is not None:
-                attempt.give_back()
+            if attempt is not None and attempt.live is not None:
+                attempt.live.give_back()
         if isinstance(conflict, TooLarge | GraphError):  # as if the body had raised it
             why = conflict.of(claim.spec.task_id) if isinstance(conflict, TooLarge) else conflict
             failed = self.invoker.bodies.failed(claim, why)
@@ -455,7 +455,9 @@ class Run:
         self.announcer.emit("task_late", task)
 
     def _let_go(self, attempt: Attempt | None) -> list[str]:
-        names = [] if attempt is None else self.invoker.let_go(attempt)
+        if attempt is None or attempt.live is None:
+            return []
+        names = attempt.live.torn() if attempt.over is None else attempt.live.leave(self.session)
         self.session.tear(names)  # before they are given back: no checkpoint may come in between
         return names
 

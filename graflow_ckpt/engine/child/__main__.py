@@ -118,7 +118,7 @@ def main(read: int, write: int, parent: int) -> None:
     attempt = Attempt(host, claim, check=check, watch=checking())
     for name, (value, version, found) in looked.items():
         host.take(found)
-        attempt.looked[name] = Got(value, Live(value), version)
+        attempt.live_values().looked[name] = Got(value, Live(value), version)
     os.register_at_fork(after_in_child=pipe.close)  # else our death would not be noticed before theirs
     if context is not None:
         name, number = context

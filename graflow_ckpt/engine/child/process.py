@@ -92,7 +92,7 @@ class Child:
             context = None
             if binding.context is not None:
                 context = (binding.context, arguments.pop(binding.context).attempt)
-            host, seen = self._host, attempt.looked.items()
+            host, seen = self._host, attempt.live_values().looked.items()
             pipe.send((sys.path, os.getcwd(), host.session_id, host.execution, claim, attempt.checks))
             looked = {name: (got.value, got.version, self._read(name)) for name, got in seen}
             pipe.send((binding.func, arguments, context, looked))

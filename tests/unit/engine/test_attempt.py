@@ -48,7 +48,7 @@ def commit(session: MemorySession, one: Attempt) -> list[str]:
     """The names that were written, in order."""
     ops = one.effects().ops
     session.commit(ops)
-    one.give_back()
+    one.live_values().give_back()
     return [op[1] for op in ops]
 
 
@@ -352,7 +352,7 @@ def test_an_append_to_what_is_no_list_is_refused_where_it_is_called(
 
     with pytest.raises(TypeError, match=f"'x' is a {type(value).__name__}; only lists can be appended to"):
         one.append("x", 1)
-    one.give_back()
+    one.live_values().give_back()
 
 
 @pytest.mark.parametrize("size", [0, 15, 16, 65535, 65536])
@@ -380,7 +380,7 @@ def test_a_live_value_is_the_object_itself_and_on_loan(session: MemorySession) -
     one = attempt(session)
 
     assert one.get("m", None, False) is model
-    assert (one.loans(), session.on_loan()) == (["m"], ["m"])
+    assert (one.live_values().on_loan(), session.on_loan()) == (["m"], ["m"])
     model.weight = 3
     assert commit(session, one) == ["m"]
 
@@ -409,7 +409,7 @@ def test_two_that_replace_a_live_object_conflict(session: MemorySession) -> None
 
     with pytest.raises(WriteConflict):
         commit(session, other)
-    other.give_back()
+    other.live_values().give_back()
 
 
 def test_a_live_value_that_was_got_readonly_is_not_on_loan(session: MemorySession) -> None:
@@ -418,7 +418,7 @@ def test_a_live_value_that_was_got_readonly_is_not_on_loan(session: MemorySessio
 
     one.get("m", None, True)
 
-    assert (one.loans(), commit(session, one), session.on_loan()) == ([], [], [])
+    assert (one.live_values().on_loan(), commit(session, one), session.on_loan()) == ([], [], [])
 
 
 def test_a_live_value_that_was_got_readonly_and_changed_is_named(session: MemorySession) -> None:
@@ -448,7 +448,7 @@ def test_an_array_that_was_got_readonly_cannot_be_written(session: MemorySession
         seen[0] = 1
     one.get("w", None, False)[0] = 2
     assert (array[0], seen[0]) == (2, 2)
-    one.give_back()
+    one.live_values().give_back()
 
 
 def test_live_objects_that_were_appended_are_on_loan_and_given_back(session: MemorySession) -> None:
@@ -513,8 +513,8 @@ def test_a_live_value_that_was_made_unpicklable_is_torn(session: MemorySession) 
     one = attempt(session, digest=True)
     one.get("m", None, False).weight = (n for n in ())
 
-    assert one.torn() == ["m"]
-    one.give_back()
+    assert one.live_values().torn() == ["m"]
+    one.live_values().give_back()
 
 
 def test_an_attempt_with_retries_knows_whether_a_live_value_was_changed(session: MemorySession) -> None:
@@ -523,12 +523,12 @@ def test_an_attempt_with_retries_knows_whether_a_live_value_was_changed(session:
     one = attempt(session, digest=True)
     one.get("m", None, False)
     one.get("n", None, False)
-    assert one.torn() == []
+    assert one.live_values().torn() == []
 
     one.got["m"].value.weight = 1
 
-    assert one.torn() == ["m"]
-    one.give_back()
+    assert one.live_values().torn() == ["m"]
+    one.live_values().give_back()
 
 
 def test_an_attempt_without_retries_may_have_changed_all_that_it_had(session: MemorySession) -> None:
@@ -536,8 +536,8 @@ def test_an_attempt_without_retries_may_have_changed_all_that_it_had(session: Me
     one = attempt(session)
     one.get("m", None, False)
 
-    assert one.torn() == ["m"]
-    one.give_back()
+    assert one.live_values().torn() == ["m"]
+    one.live_values().give_back()
 
 
 # --- what cannot be kept ---------------------------------------------------------------

@@ -57,6 +57,15 @@ class Announcer:
         pending = self._session.pending
         self.emit("task_ended", task, outcome=type(outcome).__name__.lower(), pending=pending)
 
+    def late(self, task: str) -> None:
+        """Report a body that returned after its attempt was over: nothing of it counts."""
+        log.warning(
+            "task %s came back after its attempt was over; its result is not taken",
+            task,
+            extra={"session": self._session.id, "task": task},
+        )
+        self.emit("task_late", task)
+
     def _failed(self, claim: Claim, outcome: Failed) -> None:
         session, spec = self._session, claim.spec
         if session.status in ("failing", "failed") and self.failure is None:

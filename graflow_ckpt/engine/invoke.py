@@ -32,15 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.values.codec import check_storable, decode, to_cell
 from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
+from graflow_ckpt.core import errors
 from graflow_ckpt.core.decide import given_up, in_doubt, pass_on
-from graflow_ckpt.core.errors import (
-    Fenced,
-    GraflowError,
-    GroupFailed,
-    MaxCyclesExceeded,
-    ReadOnlyChanged,
-    WorkflowCancelled,
-)
 from graflow_ckpt.core.facts import RESULT, Cancelled, Cell, Claim, Done, Failed, Op, Outcome, TaskSpec
 from graflow_ckpt.core.graph import Node, TaskGraph
 from graflow_ckpt.core.state import NONE, SessionState
@@ -77,13 +70,24 @@ class Running:
     def has_posted(self) -> None:
         self.posted = True
 
-    def end(self, error: GraflowError) -> None:
+    def end(self, error: errors.GraflowError) -> None:
         """End the attempt: fence it, and end its code if that is possible."""
         if self.attempt is not None:
             self.attempt.end(error)
         if self.kill is not None:
             self.killed = True
             self.kill()
+
+    def time_out(self, timeout: float | None) -> errors.TaskTimeout:
+        """End the attempt as overdue; its thread, if it has one, gets the error in its next ctx call."""
+        task = self.claim.spec.task_id
+        error = errors.TaskTimeout(
+            f"Task {task!r} passed its timeout of {timeout} s.",
+            hint="" if self.kill else "Its thread cannot be ended; with isolation='process' its code can.",
+            task=task,
+        )
+        self.end(error)
+        return error
 
 
 class Lapsed:
@@ -117,8 +121,6 @@ class Bodies:
         self._watch, self._traced = checking(), session.traced
         self._goes_on = settings.on_failure == "continue"
         self.call = self._with_middleware()
-
-    # --- arguments ---------------------------------------------------------------------
 
     def binding(self, name: str) -> Binding:
         task = self.graph.nodes[name]
@@ -168,8 +170,6 @@ class Bodies:
             arguments[binding.context] = TaskExecutionContext(attempt, self.host, lapsed)
         return arguments
 
-    # --- outcomes ----------------------------------------------------------------------
-
     def ended(self, claim: Claim, attempt: Attempt, result: Any, error: BaseException | None) -> Outcome:
         """Return the outcome of a body that was called elsewhere."""
         try:
@@ -205,7 +205,7 @@ class Bodies:
             return self.raised(claim, attempt, error)
 
     def _done(self, claim: Claim, attempt: Attempt, result: Any) -> Outcome:
-        if isinstance(attempt.over, WorkflowCancelled):  # a body that swallowed it
+        if isinstance(attempt.over, errors.WorkflowCancelled):  # a body that swallowed it
             return Cancelled(attempt.over.message)
         changed = attempt.watch and attempt.watch.check()
         if changed:
@@ -215,7 +215,7 @@ class Bodies:
 
     def raised(self, claim: Claim, attempt: Attempt | None, error: BaseException) -> Outcome:
         """Return the outcome of what a body, or the middleware around it, has raised."""
-        if attempt is not None and isinstance(attempt.over, WorkflowCancelled):
+        if attempt is not None and isinstance(attempt.over, errors.WorkflowCancelled):
             return Cancelled(attempt.over.message)
         changed = attempt and attempt.watch and attempt.watch.check(error)
         return self.failed(claim, changed or error)
@@ -229,7 +229,7 @@ class Bodies:
         """Return the outcome of an exception, with the time at which a retry may start."""
         spec = claim.spec
         due, retries = 0.0, spec.retry_count + self.lapsed.attempts_of(spec)
-        again = retries < spec.max_retries and not isinstance(error, ReadOnlyChanged)
+        again = retries < spec.max_retries and not isinstance(error, errors.ReadOnlyChanged)
         if again:
             backoff = self.graph.routes[spec.task_id].options.backoff
             if backoff.base:
@@ -274,15 +274,16 @@ class Invoker:
 
     def call(self, claim: Claim) -> tuple[Attempt | None, Outcome]:
         """Run the body here."""
-        binding = self.bodies.binding(claim.spec.task_id)
-        attempt = self._alone = None if binding.plain else self.bodies.attempt(claim)
-        return attempt, self.bodies.call(claim, attempt, binding)
+        bodies = self.bodies
+        binding = bodies.binding(claim.spec.task_id)
+        attempt = self._alone = None if binding.plain else bodies.attempt(claim)
+        return attempt, bodies.call(claim, attempt, binding)
 
     def begun(self) -> set[int]:
         """Return the specs whose bodies run elsewhere now. Callable from any thread."""
         return {running.claim.spec.key for running in [*self.running.values()]}
 
-    def fence(self, error: GraflowError) -> None:
+    def fence(self, error: errors.GraflowError) -> None:
         """End all that runs: its next ctx call raises `error`. Callable from any thread."""
         for running in list(self.running.values()):
             running.end(error)
@@ -303,22 +304,17 @@ class Invoker:
         elif is_coroutine(binding.func):
             self._start_coroutine(running, binding, post)
         else:
-            self._threads.submit(partial(self._in_thread, running, binding, post))
+            self._on_thread(running, partial(self.bodies.call, claim, attempt, binding), post)
         return running
 
-    def _in_thread(self, running: Running, binding: Binding, post: Post) -> None:
-        assert running.attempt is not None
-        try:
-            post((running, self.bodies.call(running.claim, running.attempt, binding)))
-        except BaseException as error:  # noqa: BLE001  SystemExit and its like belong to the caller's thread
-            post((running, error))
+    def _on_thread(self, running: Running, call: Callable[[], Outcome], post: Post) -> None:
+        def job() -> None:
+            try:
+                post((running, call()))
+            except BaseException as error:  # noqa: BLE001  SystemExit and its like are for the caller's thread
+                post((running, error))
 
-    def _through(self, running: Running, body: Callable[[Claim], Outcome], post: Post) -> None:
-        """Run a body elsewhere, with the middleware around it."""
-        try:
-            post((running, self.bodies.around(running.claim, running.attempt, body)))
-        except BaseException as error:  # noqa: BLE001  as above
-            post((running, error))
+        self._threads.submit(job)
 
     def _start_coroutine(self, running: Running, binding: Binding, post: Post) -> None:
         claim, attempt = running.claim, running.attempt
@@ -347,7 +343,7 @@ class Invoker:
             return found
 
         if self.settings.middleware:
-            self._threads.submit(partial(self._through, running, waited_for, post))
+            self._on_thread(running, partial(self.bodies.around, claim, attempt, waited_for), post)
             return
         try:
             begin(lambda *found: post((running, outcome(*found))))
@@ -369,12 +365,12 @@ class Invoker:
             except Exception as error:  # noqa: BLE001  what does not cross, in either direction
                 return self.bodies.raised(claim, attempt, error)
 
-        self._threads.submit(partial(self._through, running, body, post))
+        self._on_thread(running, partial(self.bodies.around, running.claim, running.attempt, body), post)
 
     def close(self) -> None:
         """End the run: fence what still runs."""
         for one in self.running.values():
-            one.end(Fenced("The session has stopped or gone back.", session=self.session.id))
+            one.end(errors.Fenced("The session has stopped or gone back.", session=self.session.id))
         self._threads.close()
         if self._loop is not None:
             self._loop.close()
@@ -506,12 +502,12 @@ def refused(graph: TaskGraph, claim: Claim) -> Failed | None:
     if not spec.cycle and spec.execution_strategy != "lost":
         return None  # the first time: no limit is below one
     limit = graph.routes[spec.task_id].options.max_cycles
-    error: GraflowError
+    error: errors.GraflowError
     if spec.execution_strategy == "lost":
         gate = f"group {spec.task_id!r}"
-        error = GroupFailed(f"Fewer members of {gate} succeeded than it needs.", task=spec.task_id)
+        error = errors.GroupFailed(f"Fewer members of {gate} succeeded than it needs.", task=spec.task_id)
     elif limit is not None and spec.cycle >= limit:
-        error = MaxCyclesExceeded(
+        error = errors.MaxCyclesExceeded(
             f"Task {spec.task_id!r} was to run for the {spec.cycle + 1}th time; max_cycles={limit}.",
             task=spec.task_id,
         )

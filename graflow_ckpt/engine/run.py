@@ -24,7 +24,6 @@ from graflow_ckpt.core.decide import decide
 from graflow_ckpt.core.errors import (
     GraphError,
     ReadOnlyChanged,
-    TaskTimeout,
     TooLarge,
     ValueTorn,
     WorkerDied,
@@ -36,7 +35,7 @@ from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.invoke import Invoker, Running, refused, without_body
-from graflow_ckpt.engine.settings import Slots
+from graflow_ckpt.engine.settings import OnFailure, Slots
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
 from graflow_ckpt.sessions.protocol import Session
 from graflow_ckpt.stores.places import path_at
@@ -141,6 +140,39 @@ class GoBack(Exception):
         self.names = names
 
 
+class TornValues:
+    """The live values that failed attempts may have left changed: docs/guarantees.md, loans."""
+
+    def __init__(self, graph: TaskGraph, session: Session, on_failure: OnFailure) -> None:
+        self._graph, self._session, self._on_failure = graph, session, on_failure
+
+    def note(self, attempt: Attempt | None) -> list[str]:
+        """Note those of an attempt that has failed, or is over; return their names."""
+        if attempt is None or attempt.live is None:
+            return []
+        names = attempt.live.torn() if attempt.over is None else attempt.live.leave(self._session)
+        self._session.tear(names)  # before they are given back: no checkpoint may come in between
+        return names
+
+    def check(self, claim: Claim, names: list[str], outcome: Failed) -> None:
+        """Raise what such values of a failed attempt lead to: the session goes back, or it ends."""
+        if isinstance(outcome.exception, ReadOnlyChanged):
+            names.append(outcome.exception.ids["name"])
+            self._session.tear(names[-1:])
+        if not names:
+            return
+        route = self._graph.routes[claim.spec.task_id]
+        if outcome.is_tried_again(claim.spec):
+            raise GoBack(claim, outcome, names)
+        if route.lenient or self._on_failure == "continue":
+            raise ValueTorn(
+                f"Task {claim.spec.task_id!r} failed after it may have changed {names[0]!r} in place.",
+                hint="The last checkpoint stands; resume goes on from it.",
+                task=claim.spec.task_id,
+                name=names[0],
+            ) from outcome.exception
+
+
 CONFLICT_BUDGET = 20
 """How often a task may lose a race for a value before that counts as a failure."""
 
@@ -149,6 +181,61 @@ FAIR = 3
 
 CRASH_BUDGET = 3
 """How often a task may take its process down before that counts as a failure."""
+
+
+class FreeSlots:
+    """The slots that are free beside attempts that run elsewhere; a spec that loses races has them all."""
+
+    def __init__(self, slots: Slots, invoker: Invoker) -> None:
+        self.met_coroutines = False
+        self.got_all = False  # the last commit since then returned as many claims as it was asked for
+        self.unlucky: set[int] = set()  # specs that have lost as many as FAIR; until each is through one runs
+        self._lost: dict[int, int] = {}
+        self._slots, self._threads = slots, slots.threads
+        self._invoker, self._running = invoker, invoker.running
+        self._on_loop: set[int] = set()  # claims of those that are coroutines
+
+    def enter(self, running: Running) -> None:
+        claim = running.claim
+        self._running[claim.number] = running
+        if self._invoker.on_loop(claim.spec.task_id):
+            if not self.met_coroutines:
+                self.met_coroutines = self.got_all = True
+            self._on_loop.add(claim.number)
+
+    def leave(self, number: int) -> Running | None:
+        self._on_loop.discard(number)
+        return self._running.pop(number, None)
+
+    def got(self, claims: int, limit: int) -> None:
+        self.got_all = claims == limit
+
+    def loses(self, key: int) -> int:
+        """Count a race for a value that a spec has lost; return how many these are."""
+        lost = self._lost[key] = self._lost.get(key, 0) + 1
+        if lost >= FAIR:
+            self.unlucky.add(key)
+        return lost
+
+    def left(self, claimed: Sequence[Claim]) -> int:
+        """Return how many attempts may start now, beside these."""
+        if self.met_coroutines and not self.unlucky:
+            return self._beside_coroutines(claimed)
+        left = (1 if self.unlucky else self._threads) - len(self._running) - len(claimed)
+        return left if left > 0 else 0
+
+    def _beside_coroutines(self, claimed: Sequence[Claim]) -> int:
+        """Return the same once coroutines have been met: a claim's kind is known when it is there."""
+        on_loop = len(self._on_loop) + sum(self._invoker.on_loop(claim.spec.task_id) for claim in claimed)
+        on_threads = len(self._running) + len(claimed) - on_loop
+        loop, threads = self._slots.coroutines - on_loop, self._threads - on_threads
+        left = self._slots.together - on_loop - on_threads
+        if loop > 0 and threads > 0:
+            return max(0, min(loop, threads, left))
+        following = self._invoker.session.following()
+        if following is None or left <= 0:
+            return 0
+        return int((loop if self._invoker.on_loop(following.task_id) else threads) > 0)
 
 
 class Run:
@@ -161,21 +248,14 @@ class Run:
         self.cuts = cuts
         self.announcer = announcer
         self.inbox = inbox
-        self.graph = invoker.graph
-        self.session = invoker.session
-        self.settings = settings = invoker.settings
+        self.graph, self.session, self.settings = invoker.graph, invoker.session, invoker.settings
         self.left_behind = False  # a body that cannot be ended still runs, its attempt being over
-        self._slots = Slots(slots, slots, slots) if slots else settings.slots
-        self._threads = self._slots.threads
+        self._free = FreeSlots(Slots(slots, slots, slots) if slots else self.settings.slots, invoker)
+        self._torn = TornValues(self.graph, self.session, self.settings.on_failure)
         self._running = invoker.running
-        self._on_loop: set[int] = set()  # claims of those that are coroutines
-        self._met_coroutines = False
-        self._got_all = False  # the last commit returned as many claims as it was asked for
         self._holds = False  # nothing is claimed: a cut is due, and something is on loan
         self._deadlines = Deadlines()
-        self._conflicts: dict[int, int] = {}
-        self._unlucky: set[int] = set()  # specs that have lost too many races; until each is through one runs
-        self._watched = bool(settings.observers)
+        self._watched = bool(self.settings.observers)
 
     # --- the loop ----------------------------------------------------------------------
 
@@ -191,10 +271,9 @@ class Run:
                     continue
                 for claim in claims:
                     self._start(claim)
-                if claims and self._met_coroutines and self._got_all and self.session.has_ready():
-                    claims = (
-                        self._claim()
-                    )  # as many as threads are free, until there is no room for coroutines
+                if claims and self._free.got_all and self.session.has_ready():
+                    # as many as threads are free, until there is no room for coroutines
+                    claims = self._claim()
                     if claims:
                         continue
                 if self._running:
@@ -237,11 +316,7 @@ class Run:
             self.announcer.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
         self.cuts.starts(claim.number, alone=not self._running)
         running = self.invoker.start(claim, self.inbox.post)
-        self._running[claim.number] = running
-        if self.invoker.on_loop(claim.spec.task_id):
-            if not self._met_coroutines:
-                self._met_coroutines = self._got_all = True
-            self._on_loop.add(claim.number)
+        self._free.enter(running)
         if running.deadline is not None:
             self._deadlines.add(running.deadline, claim.number)
 
@@ -256,9 +331,9 @@ class Run:
         if message is None:
             return self._claim()
         running, outcome = message
-        self._on_loop.discard(running.claim.number)
-        if self._running.pop(running.claim.number, None) is None:
-            self._late(running)
+        if self._free.leave(running.claim.number) is None:
+            if not running.killed:
+                self.announcer.late(running.claim.spec.task_id)
             return self._claim()
         if isinstance(outcome, Done | Failed) or not isinstance(outcome, BaseException):
             return self._finish(running.claim, running.attempt, outcome)
@@ -282,9 +357,11 @@ class Run:
         while self._deadlines.passed():
             running = self._running.get(self._deadlines.pop())
             if running is not None and not running.posted:  # one at a time, so that its slot counts once
-                del self._running[running.claim.number]
-                self._on_loop.discard(running.claim.number)
-                return self._timed_out(running)
+                claim = running.claim
+                self._free.leave(claim.number)
+                error = running.time_out(self.graph.routes[claim.spec.task_id].options.timeout)
+                self.left_behind |= not running.killed
+                return self._finish(claim, running.attempt, self.invoker.bodies.failed(claim, error))
         self._holds = self.cuts.poll(idle=not self._running)
         return self._claim()
 
@@ -300,17 +377,17 @@ class Run:
         undo: Sequence[Callable[[], None]] = ()
         try:
             if isinstance(outcome, Failed):
-                self._check_torn(claim, self._let_go(attempt), outcome)
+                self._torn.check(claim, self._torn.note(attempt), outcome)
                 self.cuts.failed(claim, outcome)
             elif isinstance(outcome, Cancelled):
-                self._let_go(attempt)
+                self._torn.note(attempt)
             else:
                 made = outcome.effects.spawned
             try:
                 if made:
                     undo = [self.graph.extend(claim.spec.task_id, m.task, m.before) for m in made]
                 ops = decide(self.graph, claim, outcome, self.settings.on_failure)
-                self._unlucky.discard(claim.spec.key)
+                self._free.unlucky.discard(claim.spec.key)
                 ops.append(("claim", self._unused()))
                 claims = self._commit(ops, attempt)
             except BaseException:
@@ -319,14 +396,14 @@ class Run:
                 raise
         except (WriteConflict, TooLarge, GraphError) as error:  # nothing was committed
             conflict = error
-            names = self._let_go(attempt)
+            names = self._torn.note(attempt)
         finally:
             if attempt is not None and attempt.live is not None:
                 attempt.live.give_back()
         if isinstance(conflict, TooLarge | GraphError):  # as if the body had raised it
             why = conflict.of(claim.spec.task_id) if isinstance(conflict, TooLarge) else conflict
             failed = self.invoker.bodies.failed(claim, why)
-            self._check_torn(claim, names, failed)
+            self._torn.check(claim, names, failed)
             return self._finish(claim, None, failed)
         if conflict is not None:
             return self._conflict(claim, conflict, names)
@@ -342,13 +419,13 @@ class Run:
         return self._claim() if held else self._with_bodies(claims)
 
     def _commit(self, ops: list[Op], attempt: Attempt | None = None) -> list[Claim]:
-        if not self._met_coroutines:
+        if not self._free.met_coroutines:
             self.cuts.before_commit(ops, attempt)
             return self.session.commit(ops)
         limit = ops[-1][1]  # each transition of a run ends with a claim
         self.cuts.before_commit(ops, attempt)
         claims = self.session.commit(ops)
-        self._got_all = len(claims) == limit
+        self._free.got(len(claims), limit)
         return claims
 
     def _claim(self) -> list[Claim]:
@@ -363,27 +440,9 @@ class Run:
     def _may_claim(self) -> bool:
         return self._unused() > 0 and self.session.status == "running"
 
-    def _unused(self, *claimed: list[Claim]) -> int:
+    def _unused(self, claimed: Sequence[Claim] = ()) -> int:
         """Return how many attempts may start now, beside these."""
-        if self.inbox.stopping or self._holds:
-            return 0
-        taken = len(self._running) + (sum(map(len, claimed)) if claimed else 0)
-        if self._met_coroutines and not self._unlucky:
-            return self._beside_coroutines([claim for claims in claimed for claim in claims])
-        return max(0, (1 if self._unlucky else self._threads) - taken)
-
-    def _beside_coroutines(self, claimed: list[Claim]) -> int:
-        """Return the same once coroutines have been met: a claim's kind is known when it is there."""
-        on_loop = len(self._on_loop) + sum(self.invoker.on_loop(claim.spec.task_id) for claim in claimed)
-        on_threads = len(self._running) + len(claimed) - on_loop
-        loop, threads = self._slots.coroutines - on_loop, self._threads - on_threads
-        left = self._slots.together - on_loop - on_threads
-        if loop > 0 and threads > 0:
-            return max(0, min(loop, threads, left))
-        following = self.session.following()
-        if following is None or left <= 0:
-            return 0
-        return int((loop if self.invoker.on_loop(following.task_id) else threads) > 0)
+        return 0 if self.inbox.stopping or self._holds else self._free.left(claimed)
 
     def _with_bodies(self, claims: list[Claim]) -> list[Claim]:
         """Pass on at once groups that are through and tasks that are not taken."""
@@ -396,23 +455,21 @@ class Run:
                 ops, claim = without_body(self.graph, self.session, claim, self.settings.in_doubt)
                 if ops:
                     # a slot is free for all that follows, not for this claim's own successor alone
-                    claims += self._commit([*ops, ("claim", self._unused(found, claims))])
+                    claims += self._commit([*ops, ("claim", self._unused([*found, *claims]))])
                     continue
             found.append(claim)
         return found
 
     def _conflict(self, claim: Claim, conflict: WriteConflict, names: list[str]) -> list[Claim]:
         spec = claim.spec
-        lost = self._conflicts[spec.key] = self._conflicts.get(spec.key, 0) + 1
+        lost = self._free.loses(spec.key)
         failed = Failed(f"WriteConflict: {conflict}", conflict, retry=False)
         if lost + self.invoker.bodies.lapsed.races[spec.task_id, spec.cycle] > CONFLICT_BUDGET:
             conflict.ids["task"] = spec.task_id
-            self._check_torn(claim, names, failed)
+            self._torn.check(claim, names, failed)
             return self._finish(claim, None, failed)
         if names:
             raise GoBack(claim, failed, names)
-        if lost >= FAIR:
-            self._unlucky.add(spec.key)
         log.info("%s; task %s runs again", conflict.message, spec.task_id)
         return self._again(claim, spec.crashes)
 
@@ -427,57 +484,6 @@ class Run:
         claims = self._commit([("release", claim.spec.key, crashes), ("claim", self._unused())])
         held, self._holds = self._holds, self.cuts.poll(idle=not self._running)
         return self._going_on(claims, held)
-
-    def _timed_out(self, running: Running) -> list[Claim]:
-        """End an attempt that is overdue; its thread, if it has one, gets the error in its next ctx call."""
-        spec = running.claim.spec
-        timeout = self.graph.routes[spec.task_id].options.timeout
-        error = TaskTimeout(
-            f"Task {spec.task_id!r} passed its timeout of {timeout} s.",
-            hint="" if running.kill else "Its thread cannot be ended; with isolation='process' its code can.",
-            task=spec.task_id,
-        )
-        running.end(error)
-        self.left_behind |= not running.killed
-        failed = self.invoker.bodies.failed(running.claim, error)
-        return self._finish(running.claim, running.attempt, failed)
-
-    def _late(self, running: Running) -> None:
-        """Report a body that returned after its attempt was over: nothing of it counts."""
-        if running.killed:
-            return
-        task = running.claim.spec.task_id
-        log.warning(
-            "task %s came back after its attempt was over; its result is not taken",
-            task,
-            extra={"session": self.session.id, "task": task},
-        )
-        self.announcer.emit("task_late", task)
-
-    def _let_go(self, attempt: Attempt | None) -> list[str]:
-        if attempt is None or attempt.live is None:
-            return []
-        names = attempt.live.torn() if attempt.over is None else attempt.live.leave(self.session)
-        self.session.tear(names)  # before they are given back: no checkpoint may come in between
-        return names
-
-    def _check_torn(self, claim: Claim, names: list[str], outcome: Failed) -> None:
-        """Check for live values that a failed attempt may have changed: docs/guarantees.md, loans."""
-        if isinstance(outcome.exception, ReadOnlyChanged):
-            names.append(outcome.exception.ids["name"])
-            self.session.tear(names[-1:])
-        if not names:
-            return
-        route = self.graph.routes[claim.spec.task_id]
-        if outcome.is_tried_again(claim.spec):
-            raise GoBack(claim, outcome, names)
-        if route.lenient or self.settings.on_failure == "continue":
-            raise ValueTorn(
-                f"Task {claim.spec.task_id!r} failed after it may have changed {names[0]!r} in place.",
-                hint="The last checkpoint stands; resume goes on from it.",
-                task=claim.spec.task_id,
-                name=names[0],
-            ) from outcome.exception
 
 
 class RunHost:

@@ -20,8 +20,7 @@ LONG = repr("x" * 60)
 TALL = "def f():\n" + "    pass\n" * 50
 
 CEILINGS = {
-    house.long_functions: 1,
-    house.touched: 53,
+    house.touched: 52,
 }
 """Rules that the package breaks more often than it may in the end, and how often: lower it with each fix."""
 

@@ -35,6 +35,8 @@ _RANKS: Final = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _PIDS: Final = range(1, 2**31)
 _NUMBERS: Final = range(2**63)
 _POLL = 0.1
+GRACE = 2.0  # seconds in which an owner that could not reach its store shows that it lives
+_SOON = 0.5  # seconds until what failed is tried again
 
 abandoned: set[str] = set()
 """Claims that this process has given up, and that may be in their store still: dead, though it lives."""
@@ -245,14 +247,18 @@ class HeldLease:
     def _keep(self) -> None:
         """Renew, in the keeper's thread, and release at last: whatever goes wrong in one pass, the next one
         tries again."""
-        while not self._over.wait(self._seconds / 3):
+        often = pause = self._seconds / 3
+        while not self._over.wait(pause):
             try:
                 if self._released:
                     self._end()
                 elif not self._renew():
                     return  # the next write raises it, where the program sees it
+                pause = often
             except Exception as error:  # noqa: BLE001  a keeper's pass
-                _logger.warning("cannot renew or release session %s: %s", self.session, error)
+                if pause == often:
+                    _logger.warning("cannot renew or release session %s: %s", self.session, error)
+                pause = often if self._released else min(often, _SOON)
 
 
 @contextmanager
@@ -274,6 +280,7 @@ class OwnerWatch:
 
     def __init__(self, session: str) -> None:
         self.since: float | None = None  # the first look
+        self.over = False  # by the place's clock, at that look
         self._session = session
         self._mark: object = None
 

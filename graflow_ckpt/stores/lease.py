@@ -3,7 +3,8 @@
 Promise: of several that acquire a session at once exactly one gets it, for a claim is a change of its head;
 and what a former owner still writes is refused, because the head is another one by then. No clock decides
 which owner may write. The place's clock and the watcher's patience decide only whether a silent owner of
-another machine may be taken over: a thread touches `lease/{s}/{claim}` every third of the lease's time. An
+another machine may be taken over: a thread touches `lease/{s}/{claim}` every third of the lease's time, and
+soon again where that failed. One that is over has some time more: the place may have been away. An
 owner on this machine is judged by its process; in its own process it is dead as soon as it was released,
 whether or not that could be written.
 
@@ -32,7 +33,7 @@ from typing import NamedTuple
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, ServerGone
 from graflow_ckpt.core.protocols import Buffer, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself
-from graflow_ckpt.stores.claims import HeldLease, OwnerWatch, abandoned, busy
+from graflow_ckpt.stores.claims import GRACE, HeldLease, OwnerWatch, abandoned, busy
 from graflow_ckpt.stores.driver import Driver, Entry, Put, Tag
 from graflow_ckpt.stores.head import (
     Head,
@@ -382,10 +383,12 @@ class Leases:
         assert owner is not None
         if seen.head.claim in abandoned or is_gone(owner):
             return True
-        if watch.since is None and not is_near(owner) and self._is_silent(session, seen):
-            return True
         (shown,) = self._driver.get(lease_key(session, seen.head.claim))
         mark, term = (seen.head.claim, shown and shown.tag), seen.head.seconds
+        if watch.since is None:
+            watch.over = not is_near(owner) and self._is_silent(session, seen)
+        if watch.over:  # the place may have been away for so long: its owner is about to renew it
+            return watch.silent(owner, mark, min(term, GRACE))
         most = _WAITED * (self._seconds or LEASE)
         silent = watch.silent(owner, mark, min(term, most))
         if silent and term > most:

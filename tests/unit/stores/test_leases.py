@@ -27,6 +27,7 @@ from graflow_ckpt.core.errors import (
     SessionBusy,
 )
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore
+from graflow_ckpt.stores.claims import GRACE
 from graflow_ckpt.stores.driver import Put
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.drivers.objects.bucket import Bucket, Tag
@@ -40,6 +41,7 @@ from tests.unit.stores.interruptions import Killed, happening, killed, lost
 from tests.unit.stores.kinds import (
     KINDS,
     PROCESSES,
+    REDIS,
     SERVERS,
     InBucket,
     InPostgres,
@@ -135,10 +137,9 @@ def test_a_pid_that_somebody_else_has_now_keeps_nobody_out(store: CheckpointStor
     lease.release()
 
 
-def test_an_owner_of_another_machine_that_renews_its_lease_is_alive(
-    store: CheckpointStore, kind: Kind
-) -> None:
-    owner = kind.owned(600, **kind.far)
+@contextmanager
+def renewing(kind: Kind) -> Iterator[None]:
+    """The owner that was written by `kind.owned` shows that it lives."""
     over = threading.Event()
 
     def renew() -> None:
@@ -148,12 +149,32 @@ def test_an_owner_of_another_machine_that_renews_its_lease_is_alive(
     keeper = threading.Thread(target=renew)
     keeper.start()
     try:
-        with pytest.raises(SessionBusy, match="on far"):
-            store.acquire("s")
-        assert store.owner("s") == owner
+        yield
     finally:
         over.set()
         keeper.join()
+
+
+def test_an_owner_of_another_machine_that_renews_its_lease_is_alive(
+    store: CheckpointStore, kind: Kind
+) -> None:
+    owner = kind.owned(600, **kind.far)
+
+    with renewing(kind):
+        with pytest.raises(SessionBusy, match="on far"):
+            store.acquire("s")
+        assert store.owner("s") == owner
+
+
+def test_an_owner_elsewhere_that_renews_its_lease_after_that_was_over_keeps_the_session(
+    store: CheckpointStore, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind.owned(600, **kind.far)
+    now = store.driver.now
+    monkeypatch.setattr(store.driver, "now", lambda: now() + 700)  # the place was away for so long
+
+    with renewing(kind), pytest.raises(SessionBusy, match="on far"):
+        store.acquire("s")
 
 
 # --- clocks and keepers ------------------------------------------------------------------
@@ -266,6 +287,24 @@ def test_a_renewal_that_fails_is_tried_again(kind: Kind) -> None:
 
         until(lambda: tag_of(kind, lease) != last)
         lease.check()  # nobody has taken it meanwhile
+        lease.release()
+
+
+@only(REDIS[0])
+def test_a_renewal_that_failed_is_not_waited_for_as_long_as_one_that_is_due(
+    kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    with kind.proxy() as (proxy, behind):
+        lease = kind.open(behind, lease=9).acquire("s")
+        proxy.refuse()
+        last = tag_of(kind, lease)
+        until(lambda: "cannot renew" in caplog.text)
+        proxy.resume()
+        back = time.monotonic()
+
+        until(lambda: tag_of(kind, lease) != last)
+
+        assert time.monotonic() - back < GRACE
         lease.release()
 
 

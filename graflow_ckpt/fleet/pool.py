@@ -32,7 +32,14 @@ from urllib.parse import quote
 from rq.version import VERSION
 
 import graflow_ckpt
-from graflow_ckpt.core.errors import GraflowError, KeyTaken, ServerFull, ServerGone, SessionBusy
+from graflow_ckpt.core.errors import (
+    GraflowError,
+    KeyTaken,
+    ServerFull,
+    ServerGone,
+    ServerReadOnly,
+    SessionBusy,
+)
 from graflow_ckpt.fleet.board import Board, BoardLine, Order, RunningSlice, State
 from graflow_ckpt.fleet.health import sign_off
 from graflow_ckpt.fleet.lists import asked
@@ -460,7 +467,7 @@ class Estate:
                 self._left[0](self._open())
                 self._left.popleft()
             self._said = False
-        except (ServerGone, ServerFull, SessionBusy) as error:
+        except (ServerGone, ServerFull, ServerReadOnly, SessionBusy) as error:
             self._not_before = monotonic() + AGAIN
             if not self._said:
                 log.warning("what a dead process held waits: %s", error)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from itertools import zip_longest
 from typing import Any, NoReturn
 
-from graflow_ckpt.core.errors import ServerGone
+from graflow_ckpt.core.errors import ServerGone, ServerReadOnly
 from graflow_ckpt.links.complaints import (
     Key,
     code_of,
@@ -59,7 +59,7 @@ class Script:
         try:
             return self._run(keys, args)
         except redis.RedisError as error:
-            raise _complaint(error, (self, keys, args), self._address, self._client.type) from error
+            raise _said(error, (self, keys, args), self._address, self._client) from error
 
     def words(self, keys: Sequence[Key], args: Sequence[Argument], *, whole: bool) -> list[Argument]:
         """Return the call as a command; `whole`: with the text of the script."""
@@ -94,9 +94,18 @@ def together(client: redis.Redis, address: str, steps: Sequence[Step]) -> list[A
         if not any(isinstance(reply, theirs.NoScriptError) for reply in replies):
             break
     return [
-        _complaint(reply, step, address, client.type) if isinstance(reply, redis.RedisError) else reply
+        _said(reply, step, address, client) if isinstance(reply, redis.RedisError) else reply
         for reply, step in zip(replies, steps, strict=True)
     ]
+
+
+def _said(error: redis.RedisError, step: Step, address: str, client: redis.Redis) -> Exception:
+    """Return it in our words. After a failover the address leads to the new master, and the open
+    connections to the former one: they are opened again."""
+    said = _complaint(error, step, address, client.type)
+    if isinstance(said, ServerReadOnly):
+        client.connection_pool.disconnect(False)
+    return said
 
 
 def _complaint(error: redis.RedisError, step: Step, address: str, type_of: Any) -> Exception:

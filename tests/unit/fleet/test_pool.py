@@ -25,6 +25,7 @@ from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.redis.tables import frozen
 from graflow_ckpt.stores.around.keys import Keyring
 from tests.servers import Server
+from tests.stretch import until
 from tests.unit.fleet.played import Player, at_work, bag, tokens
 
 
@@ -180,6 +181,24 @@ def test_a_server_that_is_away_is_asked_again_later(
     assert away < 2
     assert caplog.text.count("waits") == 1
     assert handle.status().ready == 1
+
+
+def test_what_gave_up_while_the_server_took_no_writes_is_no_crash_once_it_does(
+    keyring: Keyring, own_redis: Any
+) -> None:
+    server: Server = own_redis()
+    client = Client(open_link(server.url), keyring=keyring)
+    handle, player = at_work(client)
+    estate = Estate(server.url, server.url, ["default"])
+    server.ask("REPLICAOF", "127.0.0.1", 1)  # in the middle of a failover
+    estate.owes(RunningSlice("s", player.token), "it was stopped", crashed=False)
+    estate.settle()
+    server.ask("REPLICAOF", "NO", "ONE")
+
+    until(lambda: estate.settle() or handle.status().ready == 1)
+
+    assert handle.pending()[0]["crashes"] == 0
+    client.close()
 
 
 def test_a_session_that_is_frozen_does_not_hold_up_the_others(client: Client, estate: Estate) -> None:

@@ -232,6 +232,23 @@ def test_a_full_server_says_so_and_changes_nothing(own_redis: Callable[..., Serv
     assert wire.ask("GET", "a") is None
 
 
+def test_after_a_failover_behind_an_address_only_the_first_call_meets_the_former_master(
+    own_redis: Callable[..., Server],
+) -> None:
+    former, master = own_redis(), own_redis()
+    with Proxy(former) as proxy:
+        link = open_link(proxy.url)
+        count = link.script(COUNT)
+        assert count(["k"]) == 1
+        former.ask("REPLICAOF", "127.0.0.1", 1)
+        proxy.server = master  # new connections are led there, and nobody closes those that are open
+        with pytest.raises(ServerReadOnly):
+            count(["k"])
+
+        assert count(["k"]) == 1
+        link.close()
+
+
 def test_a_replica_is_told_from_a_master(own_redis: Callable[..., Server]) -> None:
     replica = own_redis(replica_of=own_redis())
     link = open_link(replica.url)

@@ -21,7 +21,7 @@ from rq import SimpleWorker
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from graflow_ckpt.core.errors import Fenced, KeyTaken, ServerFull, ServerGone, SessionBusy
+from graflow_ckpt.core.errors import Fenced, KeyTaken, ServerGone, ServerReadOnly, SessionBusy
 from graflow_ckpt.engine import reaping
 from graflow_ckpt.fleet import steward as sweeping
 from graflow_ckpt.fleet.board import RunningSlice
@@ -125,18 +125,36 @@ def test_a_server_that_took_no_writes_for_longer_than_a_lease_takes_nothing_from
     client = Client(open_link(server.url), keyring=keyring)
     handle, player = at_work(client, lease=-1)
     sweeper = FleetRepair(client, place())
-    server.ask("CONFIG", "SET", "maxmemory", "1")
-    with pytest.raises(ServerFull):
+    server.ask("REPLICAOF", "127.0.0.1", 1)
+    with pytest.raises(ServerReadOnly):
         player.session.renew(15)
-    with pytest.raises(ServerFull):
+    with pytest.raises(ServerReadOnly):
         take(client, "s", player.token, "its lease ran out")
 
-    server.ask("CONFIG", "SET", "maxmemory", "0")
+    server.ask("REPLICAOF", "NO", "ONE")
     look(client, sweeper, "s")  # the steward is quicker
     renewed = player.session.renew(15)
     look(client, sweeper, "s")
 
     assert renewed == "running"
+    assert player.token in tokens(handle)
+    client.close()
+
+
+def test_memory_that_is_full_now_and_then_takes_nothing_from_the_living(
+    own_redis: Callable[..., Server], keyring: Keyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaping, "GRACE", 0.0)
+    server = own_redis()
+    client = Client(open_link(server.url), keyring=keyring)
+    handle, player = at_work(client, lease=-1)
+    assert not take(client, "s", player.token, "its lease ran out")  # not yet: it was found over
+
+    server.ask("CONFIG", "SET", "maxmemory", "1")
+    renewed = player.session.renew(15)
+    taken = take(client, "s", player.token, "its lease ran out")
+
+    assert (renewed, taken) == ("running", False)
     assert player.token in tokens(handle)
     client.close()
 

@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from graflow_ckpt.core.errors import NoSession, SessionBusy, SessionError, SessionExists
+from graflow_ckpt.core.errors import KeyTaken, NoSession, SessionBusy, SessionError, SessionExists
 from graflow_ckpt.core.facts import Cell, Live, TaskSpec
 from graflow_ckpt.core.state import Gate, SessionState
 from graflow_ckpt.links.complaints import damaged, fact, readable, translated
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.redis.keys import head_of, keys_of, source
+from graflow_ckpt.sessions.redis.keys import head_of, keys_of, source, wrong_keys
 from graflow_ckpt.sessions.redis.ops import (
     Arg,
     Cells,
@@ -261,8 +261,11 @@ def write_state(
         cold["rng"] = cells.pack("rng", state.rng, "rng")
     pairs = [item for pair in cold.items() for item in pair]
     text = "|".join(map(str, line)) + "|"
-    replace = link.script(_REPLACE, ("hash", "zset", "zset"))
-    reply = replace([key, *listed], [verb, text, state.epoch, stage, len(names), *names, *pairs])
+    words = [verb, text, state.epoch, stage, len(names), *names, *pairs]
+    try:
+        reply = link.script(_REPLACE)([key, *listed], words)
+    except KeyTaken as error:
+        raise wrong_keys(link, state.session, listed) from error
     if (refused := _refused(state.session, reply)) is not None:
         raise refused
     return int(reply[1])

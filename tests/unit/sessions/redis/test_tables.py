@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.core.apply import apply
-from graflow_ckpt.core.errors import GraphError, NoSession, SessionBusy, SessionError, SessionExists, TooLarge
+from graflow_ckpt.core.errors import (
+    GraphError,
+    KeyTaken,
+    NoSession,
+    SessionBusy,
+    SessionError,
+    SessionExists,
+    TooLarge,
+)
 from graflow_ckpt.core.facts import Claim, Op, TaskSpec
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.redis import RedisLink
@@ -178,6 +186,18 @@ def test_what_was_staged_stays(link: RedisLink) -> None:
     found = names(link)
     assert {"c", "h", "n", "v", "t", "a:y", "q:default", "q:gpu"} <= found
     assert {link.client.ttl(PREFIX + name) for name in found} == {-1}
+
+
+@pytest.mark.parametrize("key", [f"{PREFIX}tok", "graflow:sessions", "graflow:active"])
+def test_a_key_that_something_else_uses_is_named_by_a_rewind(link: RedisLink, key: str) -> None:
+    write(link, a_state())
+    before, lists = read(link), ("graflow:sessions", "graflow:active")
+    link.client.set(key, "a note")
+
+    with pytest.raises(KeyTaken, match=f"{key} is a string, not a zset"):
+        write(link, a_state(("put", "x", b"other", -1)), "rewind", listed=lists)
+
+    assert facts(read(link)) == facts(before)
 
 
 def test_a_session_that_somebody_works_on_is_not_rewound(link: RedisLink) -> None:

@@ -39,7 +39,7 @@ from graflow_ckpt.fleet.worker import deaf, reached
 from graflow_ckpt.links.complaints import damaged, translated
 from graflow_ckpt.links.processes import describe, is_gone, myself, owner_from
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.wire import Step, together
+from graflow_ckpt.links.wire import Step, leave_former, together
 from graflow_ckpt.sessions.redis.keys import head_of, keys_of, source, wrong_keys
 from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import parse_line
@@ -348,8 +348,8 @@ class Steward:
         self._charge = charge
         self._owner = replace(describe(os.getppid()), argv=f"pool {charge.pool}")
         self._link = reached(charge.url)
-        carrier = Carrier(reached(charge.rq_url))
-        self._sweeper = FleetRepair(Hands(self._link, carrier), place(), self._running)
+        self._rq_link = reached(charge.rq_url)
+        self._sweeper = FleetRepair(Hands(self._link, Carrier(self._rq_link)), place(), self._running)
         self._complaints = Complaints()
         self._chores = [
             Chore("the look at this place", HERE, self._sweeper.here),
@@ -378,6 +378,8 @@ class Steward:
             sooner = chore.body()
         except Exception as error:  # noqa: BLE001  a sweeper's pass
             self._complaints.say(chore.name, error)
+            for link in (self._link, self._rq_link):
+                leave_former(error, link.client)
             return max(AWAY, chore.every)
         for failed in self._sweeper.failed:
             self._complaints.say("a repair", failed)

@@ -100,12 +100,16 @@ def together(client: redis.Redis, address: str, steps: Sequence[Step]) -> list[A
 
 
 def _said(error: redis.RedisError, step: Step, address: str, client: redis.Redis) -> Exception:
-    """Return it in our words. After a failover the address leads to the new master, and the open
-    connections to the former one: they are opened again."""
     said = _complaint(error, step, address, client.type)
-    if isinstance(said, ServerReadOnly):
-        client.connection_pool.disconnect(False)
+    leave_former(said, client)
     return said
+
+
+def leave_former(error: Exception, client: redis.Redis) -> None:
+    """Open connections again if that server is a replica: a failover leads the address to another one, and
+    those that are open to the former master."""
+    if isinstance(error, ServerReadOnly):
+        client.connection_pool.disconnect(False)
 
 
 def _complaint(error: redis.RedisError, step: Step, address: str, type_of: Any) -> Exception:

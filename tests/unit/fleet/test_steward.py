@@ -41,6 +41,7 @@ from graflow_ckpt.links.processes import describe, myself
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import read_state, write_state
+from tests.proxy import Proxy
 from tests.servers import Server, free_port
 from tests.stretch import until
 from tests.unit.fleet.played import dead
@@ -59,13 +60,15 @@ def at_work(charge: Charge) -> Iterator[Steward]:
     ear, mouth = os.pipe()
     thread = threading.Thread(target=steward.run, args=(ear,))
     thread.start()
-    yield steward
-    assert thread.is_alive(), "it has given up"
-    charge.line.tell(Order.LEAVE, 0.0)
-    os.write(mouth, b"!")
-    thread.join(10)
-    os.close(ear)
-    os.close(mouth)
+    try:
+        yield steward
+        assert thread.is_alive(), "it has given up"
+    finally:
+        charge.line.tell(Order.LEAVE, 0.0)
+        os.write(mouth, b"!")
+        thread.join(10)
+        os.close(ear)
+        os.close(mouth)
 
 
 def signs(url: str) -> list[float]:
@@ -99,6 +102,19 @@ def test_it_survives_a_server_that_dies_and_says_so_once(
         until(lambda: signs(server.url))
 
     assert caplog.text.count("a round failed") == 1
+
+
+def test_after_a_failover_behind_its_address_it_is_at_the_new_master(
+    own_redis: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stewards, "AWAY", 0.01)
+    former, master = own_redis(), own_redis()
+    with Proxy(former) as proxy, at_work(charge_at(proxy.url)):
+        until(lambda: signs(former.url))
+        proxy.server = master  # new connections are led there, and nobody closes those that are open
+        former.ask("REPLICAOF", "127.0.0.1", 1)
+
+        until(lambda: signs(master.url))
 
 
 def test_it_survives_faults_of_its_own(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:

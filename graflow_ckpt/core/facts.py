@@ -89,6 +89,11 @@ def check_session_id(session: str) -> str:
     return session
 
 
+def execution_of(session: str, run: int) -> str:
+    """Return the name of one run of a session, of which idempotency keys are made."""
+    return session if run == 1 else f"{session}#{run}"
+
+
 class TaskSpec(NamedTuple):
     """One scheduled execution of a task."""
 

@@ -94,8 +94,8 @@ class SessionState:
         """Continue from here as another session, or as another epoch of this one."""
         self.session, self.epoch = session, epoch
 
-    def run_at_once(self, most: int) -> None:
-        """Have so many claims at once and no more."""
+    def run_at_once(self, most: int | None) -> None:
+        """Have so many claims at once and no more; None: any number."""
         self.cap = most
 
     def limit_to(self, max_steps: int | None) -> None:

@@ -323,7 +323,7 @@ class ExecutionContext:
         """Queue the start of a session that has never run; of two processes that try one does."""
         if not self.graph.routes:
             self.graph.compile(self.state.starts or self.graph.roots())
-        if self.session.head.next_key == 1:
+        if self.session.head.next_key == 1 or (self.basis.again and not self.home.alone):
             self.home.schedule(self)
 
     def note_checkpoint(self, metadata: CheckpointMetadata) -> None:
@@ -451,7 +451,7 @@ class ExecutionContext:
         self.collect()
 
     # Any: types of modules that need a package for Redis
-    def move_to(self, session: Any, home: Any, executed_by: type[Execution]) -> None:
+    def move_to(self, session: Any, home: Any, executed_by: type[Execution] | None) -> None:
         """Have the session and its checkpoints there, under the same names."""
         self.session, self.home, self.executed_by = session, home, executed_by
 

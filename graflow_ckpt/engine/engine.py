@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from graflow_ckpt.checkpoint.values import attachments
 from graflow_ckpt.checkpoint.values.pickles import collector_at_rest
 from graflow_ckpt.core import errors
-from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.facts import Op, execution_of
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine import resuming
 from graflow_ckpt.engine.announcer import Announcer
@@ -160,7 +160,7 @@ class Execution:
             why = ": an ExecutionContext has one run." if again else " and on_finished='error'."
             raise errors.SessionFinished(
                 f"Session {self.context.session_id} was finished{why}",
-                hint="Use another session id. Outside of Redis the next run begins when it is opened.",
+                hint="Use another session id. The next run begins when the session is opened again.",
                 session=self.context.session_id,
             )
 
@@ -295,8 +295,7 @@ class OwnExecution(Execution):
         if start is not None or not begun:
             state.start_at(self.graph.starts)
             if context.basis.again:
-                former = f"session {state.session} was finished and begins run {state.run}"
-                self._line = f"{former}; the former run is kept"
+                self._line = resuming.again_line(state.session, state.run)
                 resuming.notify(context, self._line)
             routes = self.graph.routes
             ops: list[Op] = [("clear",), ("reopen", epoch, state.max_steps)]
@@ -359,10 +358,10 @@ class OwnExecution(Execution):
         self._begin(cutter, ops, undriven)
 
     def _host(self, announcer: Announcer, inbox: Inbox) -> RunHost:
-        number, session = self.context.state.run, self.context.session
+        session = self.context.session
         return RunHost(
             self.graph, session, self.home, announcer, inbox, context=self.context,
-            execution=session.id if number == 1 else f"{session.id}#{number}",
+            execution=execution_of(session.id, self.context.state.run),
             keeps=self.settings.durability != "none",
         )  # fmt: skip
 

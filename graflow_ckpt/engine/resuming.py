@@ -32,6 +32,7 @@ from graflow_ckpt.core import errors
 from graflow_ckpt.core.events import Kind
 from graflow_ckpt.core.facts import JUMP, Op
 from graflow_ckpt.core.graph import Route, TaskGraph
+from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import Gate, SessionState
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.run import CRASH_BUDGET
@@ -119,13 +120,17 @@ def _finished(context: ExecutionContext, found: Found) -> None:
             session=context.session_id,
         )
     check_workflow(context, context.state, found.meta.get("workflow"))
-    cuts = (cut_of("", raw) for _, raw in context.home.store.list(context.session_id))
-    last = max((cut.run for cut in cuts if cut is not None), default=1)
-    state = SessionState(context.session_id)
-    state.run = max(last, context.state.run) + 1
-    state.epoch = context.state.epoch
     context.home.program.says(inputs={})
-    context.stand_on(Basis(again=True), state)
+    context.stand_on(Basis(again=True), next_run(context.state, context.home.store))
+
+
+def next_run(former: SessionState, store: CheckpointStore, max_steps: int | None = None) -> SessionState:
+    """Return the next run of a finished session, with a number that none of its runs has had."""
+    cuts = (cut_of("", raw) for _, raw in store.list(former.session))
+    last = max((cut.run for cut in cuts if cut is not None), default=1)
+    state = SessionState(former.session, (), max_steps)
+    state.run, state.epoch = max(last, former.run) + 1, former.epoch
+    return state
 
 
 def check_workflow(context: ExecutionContext, state: SessionState, known: str | None) -> None:
@@ -484,7 +489,7 @@ class Description:
 
 # --- notices: one line for each run but that of a new session. Never names a command that would fail ---
 
-_notices = logging.getLogger("graflow_ckpt.session")
+notices = logging.getLogger("graflow_ckpt.session")
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
@@ -492,7 +497,12 @@ _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 def notify(context: ExecutionContext, line: str) -> None:
     """Write the line to stderr: as a warning of a logger, unless the command line does so in its own way."""
     level = logging.INFO if context.settings.told else logging.WARNING
-    _notices.log(level, "%s", line, extra={"session": context.session_id})
+    notices.log(level, "%s", line, extra={"session": context.session_id})
+
+
+def again_line(session: str, run: int) -> str:
+    """Return what is said where the next run of a finished session begins."""
+    return f"session {session} was finished and begins run {run}; the former run is kept"
 
 
 def continuing_line(context: ExecutionContext, state: SessionState) -> str:

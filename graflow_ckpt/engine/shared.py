@@ -20,7 +20,7 @@ from graflow_ckpt.checkpoint.program.plan import make_plan
 from graflow_ckpt.checkpoint.program.program import saved_tasks, unpack_task
 from graflow_ckpt.core import errors
 from graflow_ckpt.core.decide import ANSWERS
-from graflow_ckpt.core.facts import Cell, Claim, Done, Failed, Op, Outcome, Request
+from graflow_ckpt.core.facts import Cell, Claim, Done, Failed, Op, Outcome, Request, execution_of
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Since
 from graflow_ckpt.core.state import SessionState
@@ -187,7 +187,7 @@ class SharedHost(RunHost):
         self, graph: TaskGraph, session: RedisSession, announcer: Announcer, inbox: Inbox, home: SharedHome,
         made: Made | None = None, context: ExecutionContext | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(graph, session, home, announcer, inbox, context=context)
+        super().__init__(graph, session, home, announcer, inbox, context=context, execution=session.execution)
         self._shared, self._facts = session, home.facts
         self._cells = home.cells
         self.made = made or Made()
@@ -332,7 +332,7 @@ class SharedExecution(Execution):
 
     def _open(self, start: str | None) -> bool:
         context, state = self.context, self.context.state
-        if state.next_key > 1:
+        if state.next_key > 1 and not context.basis.again:
             self._line = resuming.continuing_line(context, state)
             resuming.notify(context, self._line)
         bindings = self._check(start, self._outside.names())
@@ -340,6 +340,14 @@ class SharedExecution(Execution):
         if takes_cuts(self.settings, bindings):  # no save fails for these later
             self.home.store.probe()
             _ = self.home.keyring
+        if context.basis.again:
+            self._line = resuming.again_line(state.session, state.run)
+            state.limit_to(context.taken_limit())
+            context.session.commit([] if start is None else [("clear",)])
+            self.home.schedule(context)
+            self._outside = RedisSession(*self._at)
+            resuming.notify(context, self._line)
+            start = None  # it has begun there
         self._reopen(start)
         context.begin()
         mine = self.home.facts.begin(json.dumps(asdict(myself()), separators=(",", ":")), lasts(LEASE))
@@ -444,7 +452,11 @@ class SharedExecution(Execution):
             if mine.held:
                 log.warning("session %s: %s", mine.id, error, extra={"session": mine.id})
         self._emit("session_ended", status=status, reason="")
-        return self._result(status)
+        result = self._result(status)
+        if execution_of(mine.id, self._outside.known().run) != mine.execution:
+            why = f"Session {mine.id} has ended, and was run again before its result was read."
+            raise errors.Fenced(why, hint="Its last checkpoint before that has the result.", session=mine.id)
+        return result
 
     def _leave(self, status: str) -> NoReturn:
         session, ended = self._outside.id, status == "completed"

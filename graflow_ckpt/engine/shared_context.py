@@ -7,7 +7,6 @@ written to the store that it was made with, and hold no values: those stay in Re
 from __future__ import annotations
 
 import json
-import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -18,28 +17,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graflow_ckpt.checkpoint import history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.seals import SealedCells
-from graflow_ckpt.checkpoint.values.sharing import bundles
 from graflow_ckpt.core import arguments, errors
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.engine.adopt import KEPT, Standing
-from graflow_ckpt.engine.resuming import Written
+from graflow_ckpt.engine.resuming import Basis, Written, check_workflow, is_finished, next_run
 from graflow_ckpt.engine.shared import SharedExecution
-from graflow_ckpt.engine.shared_home import SharedHome
+from graflow_ckpt.engine.shared_home import SharedHome, numbers, record, write
 from graflow_ckpt.links.addresses import URL_VARIABLE
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.redis.facts import RedisFacts
 from graflow_ckpt.sessions.redis.names import check_specs
 from graflow_ckpt.sessions.redis.session import RedisSession
-from graflow_ckpt.sessions.redis.tables import write_state
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.around.keys import Keyring, uses_local_key
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.context import ExecutionContext
-
-log = logging.getLogger("graflow_ckpt.engine")
 
 
 class SharedPlace(NamedTuple):
@@ -77,6 +72,12 @@ def made(
     }  # fmt: skip
     if not place.session.create(line, facts):
         context.is_there()
+        if settings.on_finished == "again" and is_finished(former := place.home.follow()):
+            check_workflow(context, former, place.home.facts.get("workflow"))
+            state = next_run(former, place.home.store, max_steps)  # it is in Redis once it is executed
+            state.start_at((start_node,) if start_node else ())
+            state.run_at_once(settings.max_parallel)
+            context.stand_on(Basis(again=True), state)
     return context
 
 
@@ -215,7 +216,9 @@ def adopt_into(standing: Standing, session: str | None, to: Destination) -> Shar
         return place
     home = place.home
     try:
-        _write(standing, place, "rewind", _numbers(standing, home), to)
+        least = int(standing.found.meta["sequence"])
+        rewound = {**numbers(home, least), "rewound": str(standing.state.sequence)}
+        _write(standing, place, "rewind", rewound, to)
     except errors.SessionBusy as error:
         owner = ", ".join(home.facts.workers()) or "another process"
         raise type(error)(
@@ -223,23 +226,8 @@ def adopt_into(standing: Standing, session: str | None, to: Destination) -> Shar
             hint=error.hint,
             **{**error.ids, "owner": owner},
         ) from error
-    try:
-        home.describe(standing.graph, standing.settings)
-        home.cut("rewind", None)  # a resume that looks for the newest one finds it
-    except (errors.GraflowError, OSError) as error:
-        log.error("checkpoint failed: %s", error, extra={"session": own})
+    record(home, "rewind", standing.graph, standing.settings)
     return place
-
-
-def _numbers(standing: Standing, home: SharedHome) -> dict[str, str]:
-    """Return how far the session has counted, here or in its store: numbers never decrease."""
-    cold = home.facts.known("cuts", "paths")
-    highest = history.highest_sequence(home.store, home.session)
-    return {
-        "cuts": str(max(int(cold.get("cuts") or 0), highest, int(standing.found.meta["sequence"]))),
-        "paths": str(max(int(cold.get("paths") or 0), highest)),
-        "rewound": str(standing.state.sequence),
-    }
 
 
 def destination(standing: Standing, redis_url: str | None) -> Destination:
@@ -267,12 +255,6 @@ def _write(
     for key in sorted(state.claimed, key=state.claimed.__getitem__, reverse=True):
         apply(state, [("release", key, state.specs[key].crashes)], 0.0)
     flags = str(facts.pop("flags", ""))
-    facts |= {
-        "starts": json.dumps(state.starts), "cut": standing.found.meta["checkpoint_id"],
-        "cut_steps": str(state.steps), "cut_of": str(state.sequence),
-    }  # fmt: skip
-    home, sender = place.home, place.session
-    write_state(to.link, state, home.cells, facts, verb=verb, flags=flags, share=bundles, listed=to.listed)
-    if to.post is not None:
-        sender.posts_by(partial(to.post, state.session))
-    sender.commit([("claim", 0)])  # it may have ended; or a worker has to be asked for
+    facts |= {"cut": standing.found.meta["checkpoint_id"], "cut_of": str(state.sequence)}
+    post = partial(to.post, state.session) if to.post is not None else None
+    write(place.home, state, facts, verb, post, flags=flags, listed=to.listed)

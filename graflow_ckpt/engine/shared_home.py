@@ -8,16 +8,19 @@ Several workers cut: paths and sequences are numbered in Redis, each trio is one
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program.program import Program
 from graflow_ckpt.checkpoint.snapshot import Snapshot, capture
-from graflow_ckpt.core.errors import CheckpointError, SessionBusy
+from graflow_ckpt.checkpoint.values.sharing import bundles
+from graflow_ckpt.core.errors import CheckpointError, GraflowError, SessionBusy
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
@@ -27,14 +30,18 @@ from graflow_ckpt.engine.resuming import Description, Written
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.links.complaints import fact, readable
 from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.protocol import Post
 from graflow_ckpt.sessions.redis.facts import SharedFacts
 from graflow_ckpt.sessions.redis.names import check_names
 from graflow_ckpt.sessions.redis.ops import Cells
-from graflow_ckpt.sessions.redis.tables import read_paged, read_state
+from graflow_ckpt.sessions.redis.session import RedisSession
+from graflow_ckpt.sessions.redis.tables import read_paged, read_state, write_state
 from graflow_ckpt.stores.around.keys import Keyring
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.context import ExecutionContext
+
+log = logging.getLogger("graflow_ckpt.engine")
 
 BACKEND = {"queue": "redis", "channel": "redis"}
 
@@ -49,6 +56,13 @@ MANY = 2000
 
 _PATIENCE = 10.0  # seconds, for another process that reads it by pages
 _TURNS = 20  # how often others may come first
+
+
+def start_facts(graph: TaskGraph, inputs: Mapping[str, str]) -> dict[str, str]:
+    """Return the starts, the digests of the inputs, and how to treat attempts in doubt."""
+    routes = graph.routes.items()
+    asks = {name: how for name, route in routes if (how := route.options.on_interrupted) != "rerun"}
+    return {n: json.dumps(v) for n, v in (("starts", graph.starts), ("inputs", inputs), ("io", asks))}
 
 
 class SharedHome(CheckpointPlace):
@@ -68,6 +82,8 @@ class SharedHome(CheckpointPlace):
         self.facts = SharedFacts(link, session)
         self.cells = cells
         self._keyring = keyring
+        self.place = store if isinstance(store, str) else store.url
+        self.seen = ""  # by `follow`
 
     @property
     def inputs(self) -> Mapping[str, str]:
@@ -82,7 +98,7 @@ class SharedHome(CheckpointPlace):
         """Return the option of a command that finds it."""
         return f" --url {self.facts.link.address}"
 
-    # --- cuts --------------------------------------------------------------------------
+    # --- its start, and that of its next run -------------------------------------------
 
     def take(
         self, context: ExecutionContext, user: dict[str, Any] | None, path: str | None, portable: bool
@@ -100,21 +116,39 @@ class SharedHome(CheckpointPlace):
     def schedule(self, context: ExecutionContext) -> None:
         """Commit the start of a session; of two processes that try one wins."""
         check_names(context.graph)
+        if context.basis.again:
+            self._schedule_again(context)
+            return
         self.note_start(context)
         ops = [context.graph.routes[name].enqueue() for name in context.graph.starts]
         session: Any = context.session
         session.commit(ops, mode="B")
 
     def note_start(self, context: ExecutionContext) -> None:
-        """Note what a later run has to know: the starts, the inputs, and how to treat attempts in doubt."""
+        """Note what a later run has to know."""
         session: Any = context.session
         names = session.names()
         values = session.read_all(names) if names else []
         inputs = {n: digest_of(found[0]) for n, (found, _) in zip(names, values, strict=True) if found}
-        routes = context.graph.routes.items()
-        asks = {name: o for name, route in routes if (o := route.options.on_interrupted) != "rerun"}
-        mapping = {"starts": context.graph.starts, "inputs": inputs, "io": asks}
-        self.facts.note({name: json.dumps(value) for name, value in mapping.items()})
+        self.facts.note(start_facts(context.graph, inputs))
+
+    def follow(self) -> SessionState:
+        """Return the session as it is now, without values: `replace_finished` replaces this alone."""
+        self.seen = f"{self.facts.get('created')}|{self.facts.line()['sequence']}"
+        return read_state(self.facts.link, self.session, self.cells, values=False)
+
+    def _schedule_again(self, context: ExecutionContext) -> None:
+        state, graph = context.state, context.graph
+        if not state.specs:
+            state.start_at(graph.starts)
+            context.session.commit([graph.routes[name].enqueue() for name in graph.starts])
+        self.describe(graph, context.settings)
+        inputs = {name: digest_of(cell) for name, (cell, _) in state.values.items()}
+        replace_finished(self, self, state, start_facts(graph, inputs))
+        context.move_to(RedisSession(self.facts.link, self.session, self.cells), self, context.executed_by)
+        context.is_under_way()
+
+    # --- cuts --------------------------------------------------------------------------
 
     def own_path(self, steps: int) -> str:
         return archive.auto_path(self.store, self.session, steps, self.facts.number_path())
@@ -207,3 +241,52 @@ class SharedHome(CheckpointPlace):
                 self.facts.note_first("trace", text)
             else:
                 self.facts.note({"trace": text})
+
+
+def replace_finished(
+    home: SharedHome, former: SharedHome, state: SessionState, facts: Mapping[str, str | bytes], **more: Any
+) -> None:
+    """Replace a finished session by its next run; `former`, which has its program, keeps how it ended."""
+    try:
+        kept = former.cut("end", None, portable=True)
+    except (GraflowError, OSError) as error:
+        raise CheckpointError(
+            f"Session {home.session} is not run again: {former.place} cannot keep its end: {error}",
+            hint="Nothing was changed. Name a store that can be written here, or use another session id.",
+            session=home.session,
+        ) from error
+    known = {**home.facts.known("workflow", "ttl", "kept", "origin", "trace"), **numbers(home)}
+    facts = {**known, "store": home.place, "cut": kept.checkpoint_id, **facts}
+    write(home, state, facts, "again", seen=former.seen, **more)
+    record(home, "again")
+
+
+def numbers(home: SharedHome, least: int = 0) -> dict[str, str]:
+    """Return how far the session has counted, here or in its store: numbers never decrease."""
+    cold = home.facts.known("cuts", "paths")
+    highest = history.highest_sequence(home.store, home.session)
+    return {
+        "cuts": str(max(int(cold.get("cuts") or 0), highest, least)),
+        "paths": str(max(int(cold.get("paths") or 0), highest)),
+    }
+
+
+def write(
+    home: SharedHome, state: SessionState, facts: Mapping[str, str | bytes], verb: str,
+    post: Post | None = None, **more: Any,
+) -> None:  # fmt: skip
+    """Put these tables in the place of the session's, in one script; `more`: see write_state."""
+    facts, at = {"cut_steps": str(state.steps), **facts}, (home.facts.link, home.session, home.cells)
+    write_state(at[0], state, home.cells, facts, verb=verb, share=bundles, **more)
+    with closing(RedisSession(*at, post=post)) as sender:
+        sender.commit([("claim", 0)])  # it may have ended; or a worker has to be asked for
+
+
+def record(home: SharedHome, cause: str, *described: Any) -> None:
+    """Take the first checkpoint of an epoch: a resume that looks for the newest one finds it."""
+    try:
+        if described:
+            home.describe(*described)
+        home.cut(cause, None)
+    except (GraflowError, OSError) as error:
+        log.error("checkpoint failed: %s", error, extra={"session": home.session})

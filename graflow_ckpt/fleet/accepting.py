@@ -17,18 +17,24 @@ import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import index
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from graflow_ckpt.checkpoint.seals import LIMIT, SealedCells
 from graflow_ckpt.checkpoint.values.codec import check_storable
 from graflow_ckpt.core import arguments, errors
+from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import Cell, Op, check_session_id
+from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.adopt import KEPT
 from graflow_ckpt.engine.bind import SPREAD, Binding
+from graflow_ckpt.engine.resuming import next_run
+from graflow_ckpt.engine.settings import OnFinished
+from graflow_ckpt.engine.shared_home import SharedHome, replace_finished
 from graflow_ckpt.fleet.lists import LISTS, asked, discard, owner_text
+from graflow_ckpt.fleet.programs import proof
 from graflow_ckpt.links.processes import describe, is_gone, owner_from
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.redis.keys import keys_of, wrong_keys
@@ -105,15 +111,13 @@ PATIENCE = 10.0
 GIVEN = "given"
 """In the facts of a session that was named: the digest of the arguments that it was submitted with."""
 
-Existing = Literal["refuse", "return"]
-
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """The terms on which a session is accepted."""
 
     session: str | None = None
-    existing: str = "refuse"  # or "return": what is asked of a session that is there already
+    existing: OnFinished | None = None  # what is asked of a session that is there already; None: as "error"
     max_steps: int | None = None
     ttl: float = TTL
     kept: float = KEPT
@@ -127,8 +131,8 @@ class Terms:
         if self.session is not None:
             arguments.kind("session", self.session, str, "a session id")
             check_session_id(self.session)
-        if self.existing not in get_args(Existing):
-            raise arguments.refused("existing", self.existing, "'refuse' or 'return'")
+        if self.existing not in (None, *get_args(OnFinished)):
+            raise arguments.refused("existing", self.existing, "'return', 'again' or 'error'")
         arguments.lasting("delay", self.delay)
         arguments.lasting("ttl", self.ttl, least=1)
         arguments.lasting("kept", self.kept)
@@ -155,25 +159,31 @@ class Draft:
     cap: int | None
     terms: Terms
 
+    def kept_in(self, store: str, cells: SealedCells) -> Draft:
+        """Return it with that place for its checkpoints, and the proof that its maker has named it."""
+        seal = proof(cells, str(self.facts["code"]), str(self.facts["starts"]), store)
+        return replace(self, facts={**self.facts, "store": store, "proof": seal})
 
-def accept(link: RedisLink, draft: Draft, cells: SealedCells, on_emitted: Any) -> None:
-    """Make a session; if there is one, `existing` says what that means. `on_emitted`: posts tokens."""
+
+def accept(link: RedisLink, draft: Draft, cells: SealedCells, on_emitted: Any) -> bool:
+    """Make a session; False if there is one that is to begin again. `on_emitted`: posts tokens."""
     session = draft.session
     sender = RedisSession(link, session, cells, patience=PATIENCE, post=on_emitted)
     made = False
     try:
         made = _made(link, draft, sender)
-        if not made and draft.terms.existing == "return":
-            _same(link, draft)
-            return
-        if not made:
+        if made:
+            for ops in _with_end(draft.pages):
+                sender.commit(ops)
+        elif draft.terms.existing == "return":
+            same(link, draft)
+        elif draft.terms.existing != "again":
             raise errors.SessionExists(
                 f"There is a session {draft.session} already.",
-                hint='Give another key or session id, or existing="return" to get that one.',
+                hint='Give another key or session id, or existing="return" to get that one, or "again".',
                 session=draft.session,
             )
-        for ops in _with_end(draft.pages):
-            sender.commit(ops)
+        return made or draft.terms.existing == "return"
     except errors.SessionExists:
         raise
     except BaseException as error:
@@ -184,7 +194,18 @@ def accept(link: RedisLink, draft: Draft, cells: SealedCells, on_emitted: Any) -
         sender.close()
 
 
-def _same(link: RedisLink, draft: Draft) -> None:
+def begin_again(former: SharedHome, last: SessionState, draft: Draft, home: SharedHome, post: Any) -> int:
+    """Make the next run of a finished session, as `former` has followed it; return its number."""
+    link, state = home.facts.link, next_run(last, home.store, draft.terms.max_steps)
+    state.run_at_once(draft.cap)
+    for ops in draft.pages:
+        apply(state, ops, link.now())
+    flags = "fl" if draft.terms.ledger else "f"
+    replace_finished(home, former, state, facts_of(link, draft), post=post, flags=flags, listed=LISTS)
+    return state.run
+
+
+def same(link: RedisLink, draft: Draft) -> None:
     """Refuse to return the result of other arguments."""
     key = f"{keys_of(draft.session)}h"
     with asked(link, **{key: "hash"}):
@@ -197,16 +218,21 @@ def _same(link: RedisLink, draft: Draft) -> None:
         )
 
 
-def _made(link: RedisLink, draft: Draft, sender: RedisSession) -> bool:
+def facts_of(link: RedisLink, draft: Draft) -> dict[str, str | bytes]:
+    """Return what is kept of a session that is made here, in addition to its state."""
     terms = draft.terms
     cold: dict[str, str | bytes] = {
-        **draft.facts, "epoch": "1", "maker": _maker(os.getpid()),
-        "store": terms.store or link.address,
+        "store": terms.store or link.address, **draft.facts, "epoch": "1", "maker": _maker(os.getpid()),
         "ttl": str(int(terms.ttl)), "kept": str(int(terms.kept)),
         "host": platform.node(), "python": platform.python_version(),
     }  # fmt: skip
     if terms.value_limit != LIMIT:
         cold["limit"] = str(terms.value_limit)
+    return cold
+
+
+def _made(link: RedisLink, draft: Draft, sender: RedisSession) -> bool:
+    cold, terms = facts_of(link, draft), draft.terms
     cap = "" if draft.cap is None else draft.cap
     steps = "" if terms.max_steps is None else terms.max_steps
     line = f"init|0|0|1|1|1|{steps}|{cap}|{'fl' if terms.ledger else 'f'}||"

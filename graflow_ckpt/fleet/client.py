@@ -34,19 +34,21 @@ from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.adopt import Standing, standing_at
 from graflow_ckpt.engine.attempt import digest_of
 from graflow_ckpt.engine.bind import bind, check_graph, signature
-from graflow_ckpt.engine.resuming import program_file
+from graflow_ckpt.engine.resuming import again_line, is_finished, notices, program_file
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_context import Destination, adopt_into, new_id
+from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.fleet.accepting import (
     GIVEN,
     Call,
     Draft,
-    Existing,
     Terms,
     accept,
+    begin_again,
     call_of,
     data_of,
     pages,
+    same,
 )
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.lists import ACTIVE, LISTS, SESSIONS, asked, sessions_in
@@ -56,7 +58,7 @@ from graflow_ckpt.links.redis import RedisLink, examine, open_link
 from graflow_ckpt.sessions.redis.names import check_names
 from graflow_ckpt.stores.around.keys import Keyring, uses_local_key
 
-__all__ = ["Client", "Existing", "Fleet", "Terms", "at", "connect"]
+__all__ = ["Client", "Fleet", "Terms", "at", "connect"]
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
@@ -83,6 +85,8 @@ class Client:
         terms: Terms,
     ) -> Handle:
         """Submit a session of a graph; return when it has been accepted."""
+        if terms.existing is None and settings.on_finished == "again":
+            terms = replace(terms, existing="again")
         starts = tuple(starts) or tuple(graph.roots())
         if not starts:
             raise errors.GraphError(
@@ -165,16 +169,32 @@ class Client:
         keyring = self.keyring or Keyring.load(local=False)  # which says how to get one
         session = terms.session or uuid.uuid4().hex[:12]
         cells = SealedCells(session, keyring, terms.value_limit)
-        store = terms.store or self.link.address
-        text = json.dumps(starts)
-        cold: dict[str, str | bytes] = {
-            **facts, "code": packed.digest, "starts": text,
-            "proof": proof(cells, packed.digest, text, store),
-        }  # fmt: skip
+        cold: dict[str, str | bytes] = {**facts, "code": packed.digest, "starts": json.dumps(starts)}
         self.programs.store(packed, keyring)
-        draft = Draft(session, cold, pages, cap, terms)
-        accept(self.link, draft, cells, partial(self.post, session))
+        draft = Draft(session, cold, pages, cap, terms).kept_in(terms.store or self.link.address, cells)
+        if not accept(self.link, draft, cells, partial(self.post, session)):
+            self._again(Handle(self, session), draft, cells)
         return Handle(self, session)
+
+    def _again(self, handle: Handle, draft: Draft, cells: SealedCells) -> None:
+        """Begin the next run of a session that is finished; one that has failed continues."""
+        former = handle.home(draft.terms.store)
+        last, known, own = former.follow(), former.facts.get("workflow"), draft.facts["workflow"]
+        if known != own:
+            raise errors.OtherWorkflow(
+                f"Session {handle.session} belongs to workflow {known!r}, and this one is {own!r}.",
+                hint="Use another session id.", session=handle.session, workflow=own, other=known,
+            )  # fmt: skip
+        if is_finished(last):
+            program = self.programs.parcel(str(draft.facts["code"])).program
+            home = SharedHome(self.link, draft.session, cells, former.place, self.keyring, program)
+            draft = draft.kept_in(former.place, cells)
+            run = begin_again(former, last, draft, home, partial(self.post, draft.session))
+            notices.warning("%s", again_line(draft.session, run), extra={"session": draft.session})
+            return
+        same(self.link, draft)
+        if last.status in ("failed", "stopped", "stalled", "cancelled"):  # the last one cannot: it says so
+            handle.resume(draft.terms.max_steps)
 
     def post(self, session: str, token: str, queue: str) -> None:
         """Have a token carried; if RQ's server is away, a steward does it later."""

@@ -290,14 +290,17 @@ class Handle:
         self, metadata: dict[str, Any] | None = None, *, portable: bool = False, path: str | None = None
     ) -> CheckpointMetadata:
         """Take one now, in this process. A portable one holds queue and values, too: for rewind and fork."""
+        return self.home().cut("request", check_metadata(metadata), path=path, portable=portable)
+
+    def home(self, store: str = "") -> SharedHome:
+        """Return its checkpoints, in the store that it was submitted with or another one."""
         self.status()
-        code, starts, store, known = (word or b"" for word in self._cold("code", "starts", "store", "proof"))
+        code, starts, own, known = (word or b"" for word in self._cold("code", "starts", "store", "proof"))
         with self._readable():
-            digest, place = code.decode(), store.decode()
+            digest, place = code.decode(), own.decode()
             check_proof(self._cells, known, digest, starts.decode(), place)
-        program = self._client.programs.parcel(digest).program
-        home = SharedHome(self._link, self.session, self._cells, place, self._client.keyring, program)
-        return home.cut("request", check_metadata(metadata), path=path, portable=portable)
+        program, keyring = self._client.programs.parcel(digest).program, self._client.keyring
+        return SharedHome(self._link, self.session, self._cells, store or place, keyring, program)
 
     def rewind(self, path: str) -> None:
         """Rewind it to a portable checkpoint of it; refused while a worker runs it."""

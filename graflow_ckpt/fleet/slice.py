@@ -110,9 +110,9 @@ class Worker:
             return
         with readable(session, self.link.address):
             cells = SealedCells(session, self.programs.keyring, int(facts[4] or LIMIT))
-            queue, began = reply[2].decode(), reply[3].decode()
+            queue, *began = reply[2].decode(), reply[3].decode(), *map(int, reply[4:])
         offer = partial(self.carrier.offer, session)
-        mine = RedisSession(self.link, session, cells, token, began, queue=queue, retires=True, post=offer)
+        mine = RedisSession(self.link, session, cells, token, *began, queue=queue, retires=True, post=offer)
         try:
             loaded = self._program(mine, facts, cells)
             if loaded is not None:

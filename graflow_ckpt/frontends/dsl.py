@@ -54,7 +54,7 @@ from graflow_ckpt.stores import Place, address_of
 
 if TYPE_CHECKING:  # the engine is loaded when something is executed
     from graflow_ckpt.engine.context import ExecutionContext
-    from graflow_ckpt.fleet.client import Existing, Where
+    from graflow_ckpt.fleet.client import Where
     from graflow_ckpt.fleet.handle import Handle
 
 
@@ -226,14 +226,14 @@ class Workflow:
         max_steps: int | None = None,
         *,
         inputs: Mapping[str, Any] | None = None,
-        existing: Existing | None = None,
+        existing: OnFinished | None = None,
         ttl: float | None = None,
         store: str = "",
         ledger: bool | None = None,
         value_limit: int | None = None,
     ) -> Handle:
         """Have a fleet run it; returns a handle once the session has been accepted: with the id of this
-        workflow, or a new one. `existing="return"` gives the handle of one that is there already; `ttl`:
+        workflow, or a new one. `existing`: the words of `on_finished`, for one that is there; `ttl`:
         seconds for which it is kept once it has completed; with a `ledger` each commit leaves a line;
         `value_limit`: bytes that one value may take.
         """

@@ -21,7 +21,8 @@ from graflow_ckpt.core.task import All, AtLeast, BestEffort, Group, GroupPolicy,
 from graflow_ckpt.frontends.door import fleet
 
 if TYPE_CHECKING:  # the fleet needs packages that are optional
-    from graflow_ckpt.fleet.client import Existing, Where
+    from graflow_ckpt.engine.settings import OnFinished
+    from graflow_ckpt.fleet.client import Where
     from graflow_ckpt.fleet.handle import Handle
 
 Expression = Any  # DecoratedTask | Chain | Parallel; Joined says what they share
@@ -81,13 +82,13 @@ class DecoratedTask(Task, Joined):
         priority: int | None = None,
         delay: float | None = None,
         key: str | None = None,
-        existing: Existing | None = None,
+        existing: OnFinished | None = None,
         ttl: float | None = None,
         value_limit: int | None = None,
         **kwargs: Any,
     ) -> Handle:
-        """Submit one call of the body to a fleet. The same `key` is the same execution: refused, or returned
-        with `existing="return"`. A body that has a parameter of one of these names: `submit_call`."""
+        """Submit one call of the body to a fleet. The same `key` is the same execution: refused, or with
+        `existing` returned or run again. A body that has a parameter of one of these names: `submit_call`."""
         options: dict[str, Any] = {
             "url": url, "priority": priority, "delay": delay, "key": key, "existing": existing,
             "ttl": ttl, "value_limit": value_limit,

@@ -31,6 +31,7 @@ from graflow_ckpt.checkpoint.values.codec import encode
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore, Lease
 from graflow_ckpt.engine.adopt import adopt, standing_at
+from graflow_ckpt.fleet.client import at
 from graflow_ckpt.stores import lease as leases
 from graflow_ckpt.stores import open_store, streams
 from graflow_ckpt.stores.drivers.objects.store import ObjectsDriver
@@ -42,6 +43,7 @@ from graflow_ckpt.stores.drivers.redis.driver import RedisDriver
 from graflow_ckpt.stores.drivers.sqlite.driver import SqliteDriver
 from graflow_ckpt.stores.drivers.sqlite.file import FileConnection
 from graflow_ckpt.stores.files.disk import Disk
+from tests.crash import again
 from tests.unit.checkpoint import stocked, trios
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +120,19 @@ def open_database(order: Order, ready: Callable[[], None]) -> None:
     open_store(order["store"]).probe()
 
 
+def run_again(order: Order, ready: Callable[[], None]) -> None:
+    """A finished session in Redis, by its program or by its submitter, who is connected."""
+    where = order["url"], order["session"], order["store"], 2
+    if order["by"] == "program":
+        context = again.opened(*where)
+        ready()
+        context.execute()
+    else:
+        at(order["url"])
+        ready()
+        again.submitted(*where)
+
+
 def migrate(order: Order, ready: Callable[[], None]) -> None:
     schema = Schema(Link(parse(order["store"])))
     version = schema.status().version
@@ -130,6 +145,7 @@ def migrate(order: Order, ready: Callable[[], None]) -> None:
 
 ROLES = {
     "save": save, "prune": prune, "copy": copy, "adopt": adopted, "open": open_database, "migrate": migrate,
+    "again": run_again,
 }  # fmt: skip
 
 # --- their end --------------------------------------------------------------------------------

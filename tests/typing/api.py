@@ -183,7 +183,7 @@ def fleets(made: Workflow) -> None:
     assert_type(fleet.submit(bare, 1, key="one"), Handle)
     assert_type(made.submit("redis://localhost", "a", 3, inputs={}, existing="return", ttl=60), Handle)
     assert_type(made.submit(fleet, ledger=True, value_limit=1 << 30), Handle)
-    assert_type(bare.submit(1, url=fleet, priority=1, delay=5, key="k", existing="refuse", ttl=60), Handle)
+    assert_type(bare.submit(1, url=fleet, priority=1, delay=5, key="k", existing="again", ttl=60), Handle)
     assert_type(bare.submit_call((1,), {"y": 2}, url="redis://localhost"), Handle)
     assert_type(bare.submit_many([1, (2,), {"x": 3}], url="redis://localhost"), Handle)
     made.submit(existing="perhaps")  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def submitted(
     try:
         handle = client.submit(workflow.graph, workflow.settings, reached.starts, inputs, terms)
     except SessionExists as error:
-        error.hint = "Give another id (--session), or use that one (--existing return)."
+        error.hint = "Give another id (--session), or use that one (--existing return or again)."
         raise
     status = handle.status()
     if quiet:

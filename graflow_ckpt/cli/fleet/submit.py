@@ -21,10 +21,9 @@ from graflow_ckpt.cli.terminal import Manner
 )
 @click.option(
     "--existing",
-    type=click.Choice(["refuse", "return"]),
-    default="refuse",
-    show_default=True,
-    help="If there is a session of that id: refuse, or leave it as it is and print its id.",
+    type=click.Choice(["return", "again", "error"]),
+    help="If there is a session of that id: print its id, run it again once it is finished, or fail. "
+    "By default it fails, unless the workflow has on_finished='again'.",
 )
 @click.option("--max-steps", type=options.COUNT, metavar="N", help="Stop after so many steps.")
 @click.option(

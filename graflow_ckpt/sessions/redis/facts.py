@@ -106,14 +106,14 @@ class RedisFacts:
 
     # --- owners ------------------------------------------------------------------------
 
-    def begin(self, owner: str, lease: float) -> tuple[str, str] | None:
-        """Make a token and begin on it: that, and the nonce that its first transition follows.
+    def begin(self, owner: str, lease: float) -> tuple[Any, ...] | None:
+        """Make a token and begin on it: that, the nonce that its first transition follows, the run from 2 on.
 
         None if the session has ended.
         """
         words: list[Arg] = ["", owner, int(lease * 1000), "", new_nonce()]
         reply = self.link.script(START)([f"{self._prefix}c"], words)
-        return (reply[1].decode(), reply[3].decode()) if len(reply) > 2 else None
+        return (reply[1].decode(), reply[3].decode(), *map(int, reply[4:])) if len(reply) > 2 else None
 
     def holders(self) -> list[Holder]:
         """Return who has begun on its tokens."""

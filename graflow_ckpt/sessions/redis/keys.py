@@ -23,6 +23,9 @@ from graflow_ckpt.links.redis import RedisLink
 FORMAT = 3
 """The number of what is described here. A change that a version before would misread raises it."""
 
+AGAIN = 4
+"""The same of a session from its second run on: versions before do not know that a run has a number."""
+
 OLDEST = 2
 """The oldest that is read and worked at, and stays one: it lacks notes of what was made at run time."""
 
@@ -45,7 +48,7 @@ def head_of(client: Any, address: str, session: str) -> bytes | None:
         line, number = client.hmget(key, "c", "format")
     if line is None and number is None:
         return None
-    if number not in (b"%d" % FORMAT, b"%d" % OLDEST):
+    if number not in [b"%d" % known for known in (FORMAT, AGAIN, OLDEST)]:
         raise unknown_format(f"{(number or b'1').decode(errors='replace')} {key}", address)
     found: bytes | None = line
     return found
@@ -53,7 +56,7 @@ def head_of(client: Any, address: str, session: str) -> bytes | None:
 
 def notes_what_is_made(number: bytes | None) -> bool:
     """Return True if all workers of a session of that format note what they make at run time."""
-    return number == b"%d" % FORMAT
+    return number in (b"%d" % FORMAT, b"%d" % AGAIN)
 
 
 def wrong_keys(link: RedisLink, session: str, lists: Sequence[str] = ()) -> KeyTaken:
@@ -80,7 +83,9 @@ def source(name: str, package: str = "graflow_ckpt.sessions.redis") -> str:
 def whole(text: str) -> str:
     """Return a text with the parts that it names put in."""
     text = re.sub(r"^--([A-Z]+)--$", lambda part: source(part[1].lower()), text, flags=re.MULTILINE)
-    return text.replace("@FORMAT@", str(FORMAT)).replace("@OLDEST@", str(OLDEST))
+    return (
+        text.replace("@FORMAT@", str(FORMAT)).replace("@AGAIN@", str(AGAIN)).replace("@OLDEST@", str(OLDEST))
+    )
 
 
 CREATE = source("create")

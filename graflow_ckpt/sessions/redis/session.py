@@ -23,7 +23,7 @@ from graflow_ckpt.core.errors import (
     SessionBusy,
     SessionError,
 )
-from graflow_ckpt.core.facts import Claim, Live, Op, TaskSpec, Version
+from graflow_ckpt.core.facts import Claim, Live, Op, TaskSpec, Version, execution_of
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.complaints import BROKEN, readable
 from graflow_ckpt.links.redis import RedisLink
@@ -57,6 +57,7 @@ class RedisSession:
         cells: Cells,
         token: str = "",
         began: str = "",
+        run: int = 1,
         *,
         queue: str = "*",
         retires: bool = False,
@@ -65,6 +66,7 @@ class RedisSession:
     ) -> None:
         """Make a sender; `patience`: with 0 a commit is tried twice, a frozen session is not waited for."""
         self.id = session
+        self.execution = execution_of(session, run)
         self.sender = Sender(link, session, token, began, patience)
         self.queue = queue
         self.status = "running"

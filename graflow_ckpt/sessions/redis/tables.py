@@ -144,7 +144,7 @@ def _counters(session: str, c: dict[str, str], h: dict[bytes, bytes], cells: Cel
     state.status, state.reason = c["status"], h.get(b"reason", b"").decode()
     state.sequence, state.steps = int(c["sequence"]), int(c["steps"])
     state.next_key, state.next_claim, state.next_order = int(c["key"]), int(c["claim"]), int(c["order"])
-    state.epoch = int(h.get(b"epoch", 0))
+    state.epoch, state.run = int(h.get(b"epoch", 0)), int(h.get(b"run", 1))
     state.rng = cells.unpack("rng", h[b"rng"], "rng") if b"rng" in h else None
     return state
 
@@ -231,13 +231,15 @@ def write_state(
     facts: Mapping[str, str | bytes],
     *,
     verb: str,
+    seen: str = "",
     flags: str = "",
     share: Share = dict.fromkeys,  # each name alone
     listed: Sequence[str] = (),
 ) -> int:
     """Make a session of a state (`create`), or put it in the place of what there is (`rewind`); its epoch.
 
-    `share` says which live values have objects in common; `listed` the lists that it is on then.
+    `again`: in the place of one that is still what was `seen`. `share` says which live values have objects in
+    common; `listed` the lists that it is on then.
     """
     key, stage = f"{keys_of(state.session)}c", uuid.uuid4().hex
     hashes, sets = _as_tables(state, cells, stage, share)
@@ -257,41 +259,40 @@ def write_state(
     ]  # fmt: skip
     cold: dict[str, str | bytes] = {"starts": json.dumps(state.starts), "reason": state.reason, **facts}
     cold["makes"] = str(len(state.tasks))
+    if state.run > 1:
+        cold["run"] = str(state.run)
     if state.rng is not None:
         cold["rng"] = cells.pack("rng", state.rng, "rng")
     pairs = [item for pair in cold.items() for item in pair]
     text = "|".join(map(str, line)) + "|"
-    words = [verb, text, state.epoch, stage, len(names), *names, *pairs]
+    words = [verb, text, state.epoch, stage, seen, len(names), *names, *pairs]
     try:
         reply = link.script(_REPLACE)([key, *listed], words)
     except KeyTaken as error:
         raise wrong_keys(link, state.session, listed) from error
-    if (refused := _refused(state.session, reply)) is not None:
-        raise refused
+    if reply[0] in _REFUSALS:
+        kind, why, hint = _REFUSALS[reply[0]]
+        ids = {"session": state.session, **({"owner": reply[1].decode()} if len(reply) > 1 else {})}
+        raise kind(why.format(**ids), hint=hint, **ids)
     return int(reply[1])
 
 
-# Any: replies of scripts are as the scripts make them.
-def _refused(session: str, reply: list[Any]) -> SessionError | None:
-    """Return what to raise where the script has not replaced the tables."""
-    if reply[0] == b"exists":
-        return SessionExists(
-            f"There is a session {session} already.", hint="Use another id.", session=session
-        )
-    if reply[0] == b"expired":
-        return SessionError(
-            f"Writing session {session} took longer than {_STAGED} s; nothing was changed.",
-            hint="Try again.",
-            session=session,
-        )
-    if reply[0] == b"busy":
-        return SessionBusy(
-            f"Session {session} has an owner that is working: {reply[1].decode()}.",
-            hint="Pause it and wait until its workers have left it, or fork it.",
-            session=session,
-            owner=reply[1].decode(),
-        )
-    return None
+_REFUSALS: dict[bytes, tuple[type[SessionError], str, str]] = {
+    b"exists": (SessionExists, "There is a session {session} already.", "Use another id."),
+    b"changed": (
+        SessionExists, "Session {session} was run again or changed by another process; nothing is done here.",
+        "Look at it: graflow-ckpt status. Its next run can begin once it is finished.",
+    ),
+    b"expired": (
+        SessionError, f"Writing session {{session}} took longer than {_STAGED} s; nothing was changed.",
+        "Try again.",
+    ),
+    b"busy": (
+        SessionBusy, "Session {session} has an owner that is working: {owner}.",
+        "Pause it and wait until its workers have left it, or fork it.",
+    ),
+}  # fmt: skip
+"""What to raise where the script has not replaced the tables: the class, why, the remedy."""
 
 
 def _stage(

@@ -104,7 +104,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "store: 5 is not an address": lambda: workflow("w", store=ANY or 5),
     "inputs: 0 is not a list": lambda: workflow("w", inputs=ANY or 0),
     "inputs: b'a' is not a list": lambda: workflow("w", inputs=ANY or b"a"),
-    "existing: 'again' is not 'refuse' or 'return'": lambda: Terms(existing="again"),
+    "existing: 'refuse' is not 'return', 'again' or 'error'": lambda: Terms(existing=ANY or "refuse"),
     "session: 7 is not a session id": lambda: Terms(ANY or 7),
     "kept: nan is not": lambda: Terms(kept=nan),
     "store: None is not an address": lambda: Terms(store=ANY),

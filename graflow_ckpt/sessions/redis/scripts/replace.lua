@@ -1,15 +1,18 @@
 -- The tables of a session are replaced as a whole by those staged beside them (graflow:{S}:~STAGE:name).
--- KEYS[1] graflow:{S}:c, then lists   ARGV verb line epoch stage n (name)*n, then fields and values of h
---   verb  create | rewind        Reply "done" epoch, or "exists" | "busy" owner | "expired"
+-- KEYS[1] graflow:{S}:c, then lists   ARGV verb line epoch stage seen n (name)*n, then fields and values of h
+--   verb  create | rewind | again        Reply "done" epoch, or "exists" | "busy" owner | "expired" | "changed"
+--   seen  of a session that begins again, as it has ended: when it was made, and its last transition
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
 --KNOWN--
 if ARGV[1] == 'create' and line then return {'exists'} end
-local epoch, stage, n = tonumber(ARGV[3]), P .. '~' .. ARGV[4] .. ':', tonumber(ARGV[5])
-for i = 6, 5 + n do
+local epoch, stage, n = tonumber(ARGV[3]), P .. '~' .. ARGV[4] .. ':', tonumber(ARGV[6])
+for i = 7, 6 + n do
   if call('EXISTS', stage .. ARGV[i]) == 0 then return {'expired'} end
 end
 local t = call('TIME')
+local seen = line and (call('HGET', P .. 'h', 'created') or '') .. '|' .. string.match(line, '^[^|]*|([^|]*)')
+if ARGV[1] == 'again' and seen ~= ARGV[5] then return {'changed'} end
 local now = string.format('%d%03d', t[1], math.floor(tonumber(t[2]) / 1000))
 if line then
   local frozen = tonumber(call('HGET', P .. 'h', 'frozen') or '0') * 1000 -- somebody reads it page by page
@@ -30,12 +33,13 @@ if line then
     if string.sub(name, 1, 1) == '=' then call('UNLINK', P .. 'a:' .. string.sub(name, 2)) end
   end
   for name in string.gmatch('c h dl dead g done sk pa er n v t tok own qt', '%S+') do call('UNLINK', P .. name) end
+  if ARGV[1] == 'again' then call('UNLINK', P .. 'ledger', P .. 'program') end
 end
-for i = 6, 5 + n do
+for i = 7, 6 + n do
   call('RENAME', stage .. ARGV[i], P .. ARGV[i])
   call('PERSIST', P .. ARGV[i])
 end
-for i = 6 + n, #ARGV, 2 do call('HSET', P .. 'h', ARGV[i], ARGV[i + 1]) end
+for i = 7 + n, #ARGV, 2 do call('HSET', P .. 'h', ARGV[i], ARGV[i + 1]) end
 call('HSET', P .. 'h', 'epoch', epoch + 1, 'created', made)
-call('HSET', KEYS[1], 'c', ARGV[2], 'format', '@FORMAT@')
+call('HSET', KEYS[1], 'c', ARGV[2], 'format', call('HEXISTS', P .. 'h', 'run') == 1 and '@AGAIN@' or '@FORMAT@')
 return {'done', epoch + 1}

@@ -1,5 +1,5 @@
 -- A slice begins on a token, or makes one for itself (token ""): from here on its lease runs.
--- KEYS[1] graflow:{S}:c   ARGV token owner lease_ms now nonce   Reply status token queue nonce, or "gone" | "fenced"
+-- KEYS[1] graflow:{S}:c   ARGV token owner lease_ms now nonce   Reply status token queue nonce [run], or "gone" | "fenced"
 --   nonce  1_0_SENDER, what its first transition has to follow; the one that is answered counts
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
@@ -36,4 +36,4 @@ end
 call('HSET', P .. 'own', token, owner .. '\30' .. queue)
 call('HSETNX', KEYS[1], token, nonce .. '\30\30')
 call('ZADD', P .. 'tok', now + ARGV[3], token)
-return {string.match(line, '^[^|]*'), token, queue, nonce}
+return {string.match(line, '^[^|]*'), token, queue, nonce, call('HGET', P .. 'h', 'run') or nil}

@@ -32,7 +32,7 @@ local token, nonce, mode, prev = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
 local short = sub(mode, 1, 1) == 't'
 local found = call('HMGET', C, 'c', token, ARGV[short and 6 or 7], 'format') -- the counters, its last reply, the claim that it ends if it ends one
 local line, before, format = found[1], found[2], found[4]
-if (line or format) and format ~= '@FORMAT@' and format ~= '@OLDEST@' then return redis.error_reply('FORMAT ' .. (format or '1') .. ' ' .. C) end
+if (line or format) and format ~= '@FORMAT@' and format ~= '@AGAIN@' and format ~= '@OLDEST@' then return redis.error_reply('FORMAT ' .. (format or '1') .. ' ' .. C) end
 if not line then return {'gone'} end
 local status, sequence, steps, key, claim, order, max_steps, cap, flags, queues, held =
   match(line, '^([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|(%d*)')

@@ -10,9 +10,10 @@ import pytest
 import redis
 
 import graflow_ckpt
-from graflow_ckpt import CheckpointManager, ExecutionContext, workflow
+from graflow_ckpt import CheckpointManager, Event, EveryN, ExecutionContext, KeepLast, workflow
 from graflow_ckpt.core.errors import (
     CheckpointError,
+    Fenced,
     InputsChanged,
     OtherWorkflow,
     SessionCancelled,
@@ -21,11 +22,12 @@ from graflow_ckpt.core.errors import (
     SessionFinished,
     TaskError,
 )
+from graflow_ckpt.engine import shared_home
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.fleet.client import Fleet as Door
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.lists import ACTIVE
-from graflow_ckpt.sessions.redis.keys import keys_of
+from graflow_ckpt.sessions.redis.keys import AGAIN, OLDEST, keys_of
 from tests.acceptance.command_line import program
 from tests.acceptance.fleet_line import ETL
 from tests.acceptance.fleet_line import Fleet as Line
@@ -149,12 +151,22 @@ def test_where_the_former_run_cannot_be_kept_nothing_is_replaced(client: redis.R
     context = opened(client)
     Path("checkpoints").write_text("no folder")
 
-    with pytest.raises(
-        (CheckpointError, OSError), match=r"s is not run again: .* cannot keep its end"
-    ) as raised:
+    with pytest.raises(CheckpointError, match=r"s is not run again: .* cannot keep its end") as raised:
         context.execute()
 
     assert "Nothing was changed" in raised.value.hint
+    assert tables(client) == before
+    assert PAID == ["s/pay/0"]
+
+
+def test_where_its_values_cannot_be_read_nothing_is_replaced(client: redis.Redis) -> None:
+    opened(client).execute()
+    client.hset("graflow:{s}:v", "=pay.__result__", b"\xc1 no value")
+    before = tables(client)
+
+    with pytest.raises(CheckpointError, match="cannot keep its end"):
+        opened(client).execute()
+
     assert tables(client) == before
     assert PAID == ["s/pay/0"]
 
@@ -236,6 +248,58 @@ def test_a_fork_of_a_later_run_and_a_rewind_to_one_keep_its_number(client: redis
 
     assert (rewound.state.run, fork.state.run) == (2, 2)
     assert client.hget("graflow:{s}:c", "format") == client.hget("graflow:{t}:c", "format") == b"4"
+
+
+def test_retention_counts_the_checkpoints_of_each_run_apart(client: redis.Redis) -> None:
+    tasks = [named(f"t{n}", noted) for n in range(3)]
+    settings = Settings(workflow="w", on_finished="again", policy=EveryN(1), keep=KeepLast(1))
+
+    for _ in range(3):
+        opened(client, *tasks, settings=settings).execute()
+
+    assert history() == [(1, "end"), (2, "end"), (3, "policy")]
+
+
+def test_a_result_is_not_that_of_a_run_that_another_process_has_begun_since(client: redis.Redis) -> None:
+    others = [lambda: opened(client).execute()]
+
+    def another(event: Event) -> None:
+        if event.kind == "session_ended" and others:
+            others.pop()()
+
+    settings = Settings(workflow="w", on_finished="again", observers=(another,))
+    context = opened(client, settings=settings)
+    context.channel.set("amount", 4)
+
+    with pytest.raises(Fenced, match="was run again before its result was read"):
+        context.execute()
+    assert PAID == ["s/pay/0", "s#2/pay/0"]
+
+
+def test_one_of_the_oldest_format_and_one_that_is_read_by_pages_are_run_again(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_home, "MANY", 0)
+    first = opened(client)
+    client.hset("graflow:{s}:c", "format", OLDEST)
+    first.execute()
+
+    assert opened(client).execute() == 10
+    assert PAID == ["s/pay/0", "s#2/pay/0"]
+    assert client.hget("graflow:{s}:c", "format") == b"%d" % AGAIN
+
+
+def test_a_checkpoint_of_the_run_before_does_not_show_what_the_live_one_has_done(client: redis.Redis) -> None:
+    first = opened(client)
+    first.execute()
+    path, _ = first.checkpoint()
+    opened(client).execute()
+
+    with pytest.raises(CheckpointError, match="was taken back"):
+        ExecutionContext.resume(path)
+    latest = CheckpointManager.get_latest("s")
+    assert latest is not None
+    assert ExecutionContext.resume(latest).result() == 10
 
 
 # --- by a fleet ---------------------------------------------------------------------------
@@ -369,6 +433,7 @@ def test_tokens_of_the_run_before_do_not_count(mine: Fleet) -> None:
         for _ in range(2):
             submitted(mine).result(30)
             tokens.append(list(client.scan_iter(match=f"{keys_of('one')}x:e*")))
+    client.zrem(ACTIVE, "one")  # as stewards do with one that has ended
     again = submitted(mine)
 
     waiting = client.zrange(f"{keys_of('one')}tok", 0, -1)

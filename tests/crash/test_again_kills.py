@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -25,6 +27,7 @@ from graflow_ckpt.stores.around.keys import Keyring
 from tests.crash.again import opened, submitted
 from tests.crash.doomed import Doomed
 from tests.crash.pools import ready_pool
+from tests.pools import ROOT
 from tests.proxy import Proxy
 from tests.servers import Server
 from tests.unit.checkpoint import trios
@@ -78,6 +81,65 @@ def former(session: str, store: Path) -> list[Any]:
     """The results that checkpoints keep of the first run."""
     found = CheckpointManager.list_checkpoints(session, store=str(store))
     return [ExecutionContext.resume(one.path).result() for one in found if one.cause == "end" and not one.run]
+
+
+RACE = """
+import sys
+from graflow_ckpt.core.errors import SessionExists
+from tests.crash.again import opened, submitted
+
+by, url, session, store, amount = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    if by == "program":
+        print("ran", *opened(url, session, store, int(amount)).execute())
+    else:
+        print("has", submitted(url, session, store, 2).session)
+except SessionExists as error:
+    print("told", error)
+"""
+
+
+def race(by: str, url: str, store: Path) -> tuple[list[str], str]:
+    """What each of four processes has printed that do it at the same time, and what they said on stderr."""
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | {"text": True}
+    command = [sys.executable, "-c", RACE, by, url, "s", str(store)]
+    several: list[Any] = [subprocess.Popen([*command, "2"], cwd=ROOT, **pipes) for _ in range(4)]
+    assert [process.stdout.readline() for process in several] == ["ready\n"] * 4
+    for process in several:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    said = [process.communicate(timeout=60) for process in several]
+    assert [process.returncode for process in several] == [0] * 4, said
+    return [out.strip() for out, _ in said], "".join(err for _, err in said)
+
+
+def test_of_several_submitters_at_the_same_time_one_begins_the_next_run(
+    link: RedisLink, redis_url: str, tmp_path: Path
+) -> None:
+    with ready_pool(redis_url, tmp_path / "pools", n=1):
+        submitted(redis_url, "s", str(tmp_path), 1).result(30)
+
+    said, notes = race("submitter", redis_url, tmp_path)
+
+    assert seen(link, "s").run == 2
+    assert notes.count("session s was finished and begins run 2") == 1
+    assert {line.split()[0] for line in said} <= {"has", "told"}
+    with ready_pool(redis_url, tmp_path / "pools", n=1):
+        assert connect(redis_url).session("s").result(30) == ("s#2/pay/0", 2)
+
+
+def test_of_several_programs_at_the_same_time_each_run_has_its_own_number(
+    redis_url: str, tmp_path: Path
+) -> None:
+    opened(redis_url, "s", str(tmp_path), 1).execute()
+
+    said, _ = race("program", redis_url, tmp_path)
+
+    keys = {line.split()[1] for line in said if line.startswith("ran")}  # of one run, or one after the other
+    assert keys == {f"s#{number}/pay/0" for number in range(2, 2 + len(keys))}
+    assert all(line.startswith(("ran", "told Session s was run again or changed")) for line in said)
 
 
 def test_a_program_that_is_killed_has_begun_the_next_run_or_not(

@@ -534,7 +534,7 @@ def finished_line(context: ExecutionContext, state: SessionState) -> str:
         "nothing is run. To run it again: another session id"
     )
     if not meta or context.basis.named:
-        return line
+        return line if context.home.alone else f'{line}, or Settings(on_finished="again")'
     file = str(meta.get("file") or "")
     command = f", or: graflow-ckpt run {shlex.quote(file)} --session {context.session_id} --again"
     return f'{line}, or workflow(…, on_finished="again"){command if file.endswith(".py") else ""}'

@@ -342,7 +342,6 @@ class SharedExecution(Execution):
             _ = self.home.keyring
         if context.basis.again:
             self._line = resuming.again_line(state.session, state.run)
-            state.limit_to(context.taken_limit())
             context.session.commit([] if start is None else [("clear",)])
             self.home.schedule(context)
             self._outside = RedisSession(*self._at)

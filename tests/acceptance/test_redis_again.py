@@ -212,6 +212,16 @@ def test_one_that_has_failed_continues_and_one_that_was_cancelled_does_not(clien
         opened(client).execute()
 
 
+def test_what_is_said_of_a_finished_one_names_the_words_that_run_it_again(
+    client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(client).execute()
+
+    assert opened(client, on_finished="return").execute() == 10
+
+    assert caplog.messages[-1].endswith('another session id, or Settings(on_finished="again")')
+
+
 def test_a_context_has_one_run_and_another_workflow_none(client: redis.Redis) -> None:
     context = opened(client)
     context.execute()

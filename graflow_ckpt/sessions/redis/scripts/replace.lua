@@ -1,7 +1,6 @@
 -- The tables of a session are replaced as a whole by those staged beside them (graflow:{S}:~STAGE:name).
 -- KEYS[1] graflow:{S}:c, then lists   ARGV verb line epoch stage seen n (name)*n, then fields and values of h
---   verb  create | rewind | again        Reply "done" epoch, or "exists" | "busy" owner | "expired" | "changed"
---   seen  of a session that begins again, as it has ended: when it was made, and its last transition
+--   verb  create | rewind | again, if it is as `seen`: MADE|SEQUENCE   Reply "done" epoch, or "exists" | "busy" owner | "expired" | "changed"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
 --KNOWN--

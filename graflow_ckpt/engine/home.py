@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from graflow_ckpt import __version__
@@ -300,6 +301,12 @@ class Lineage:
         """Number from the highest that the session has had on."""
         self.sequence = history.highest_sequence(self._store, self._session)
 
+    def is_continued_since(self, left: int) -> bool:
+        """Return True if an owner after that epoch has saved a state, and not just set metadata, say."""
+        cuts = (history.order_of(raw, self._session)[0] for _, raw in self._store.list(self._session))
+        segments = (epoch for epoch, _, _ in self._store.segments(self._session))
+        return any(epoch > left for epoch in chain(cuts, segments))
+
     def reserve(self) -> int:
         """Return a number for a path."""
         self._reserved = max(self._reserved, self.sequence) + 1
@@ -425,6 +432,8 @@ class Home(CheckpointPlace):
         if self.lease is None:
             self.store.probe()
             self.lease = self.store.acquire(self.session, take_over=take_over)
+            if self.is_behind and not self.lineage.is_continued_since(self._left):
+                self._left = 0
             folder = None if self.store.shared else folder_on_disk(self.store)
             warning = folder and (key_storage_warning(folder) or passing_warning(folder))
             places.remember(self.store.url, self.program.written.program)
@@ -439,7 +448,7 @@ class Home(CheckpointPlace):
 
     @property
     def is_behind(self) -> bool:
-        """True if another has owned it since it was left here: what is known of it here is old."""
+        """True if another has continued it since it was left here: what is known of it here is old."""
         return self.lease is not None and 0 < self._left < self.lease.epoch - 1
 
     def close(self) -> None:

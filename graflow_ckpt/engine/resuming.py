@@ -193,8 +193,8 @@ def load(context: ExecutionContext, found: Found) -> None:
     payload = archive.open_values(home.store, found).payload
     found = archive.unredacted(found, payload)
     state = restore(found.facts, payload)
-    home.continue_from(found)
     replayed, damage = _replay(context, state, found)
+    home.continue_from(found)  # not before: what is known here is old until all of it is read
     context.stand_on(Basis(found, payload, replayed, damage), state)
 
 

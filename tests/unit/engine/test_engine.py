@@ -17,6 +17,7 @@ from graflow_ckpt import (
     EveryTask,
     ExecutionContext,
     KeepLast,
+    TaskExecutionContext,
     TaskGraph,
     Workflow,
     WorkflowEngine,
@@ -27,6 +28,7 @@ from graflow_ckpt.core.errors import (
     CheckpointError,
     Fenced,
     GraphError,
+    JournalDamaged,
     MaxCyclesExceeded,
     SessionCancelled,
     SessionError,
@@ -504,6 +506,45 @@ def test_a_context_that_another_owner_has_left_behind_saves_nothing(
 
     assert [path for path, _ in store.list("s")] == before
     assert context.home.lease is None
+
+
+def test_an_owner_that_has_saved_no_state_leaves_no_context_behind() -> None:
+    context = chain(a=lambda: 1, b=lambda a: a + 1, session_id="s").execution_context
+    context.execute(max_steps=1)
+    last, *_ = CheckpointManager.list_checkpoints("s")
+    CheckpointManager.update_metadata(last, {"best": True})
+    context.channel.set("more", 1)
+
+    path, _ = context.checkpoint()
+
+    assert Path(path).exists()
+    assert context.execute(max_steps=5) == 2
+
+
+def test_a_context_whose_journal_cannot_be_read_stays_behind() -> None:
+    ran: list[str] = []
+    fails: list[type[BaseException]] = [ZeroDivisionError]
+
+    def a(context: TaskExecutionContext) -> None:
+        context.next_iteration()
+        ran.append("a")
+        if len(ran) > 2 and len(ran) % 3 == 0:
+            raise fails.pop()
+
+    first = chain(a, session_id="s", durability="journal")
+    with pytest.raises(ZeroDivisionError):
+        first.execute()
+    fails.append(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        chain(a, session_id="s", durability="journal").execute()
+    segment = max(Path("checkpoints").glob(".s.*.journal"))
+    raw = bytearray(segment.read_bytes().rstrip(b"\0"))
+    raw[-400] ^= 0xFF  # in the first record, which is the largest
+    segment.write_bytes(raw)
+
+    for _ in range(2):
+        with pytest.raises(JournalDamaged):
+            first.execution_context.execute()
 
 
 def test_what_was_changed_in_a_context_that_was_left_behind_is_not_dropped_unseen(

@@ -489,10 +489,13 @@ def _wait_again(graph: TaskGraph, state: SessionState, claim: Claim) -> list[Op]
             coming = sum(
                 m not in through and any(graph.is_ancestor(n, m) for n in tasks) for m in node.members
             )
-            need = node.policy.need(len(node.members)) - ok
+            whole = node.policy.need(len(node.members))
+            need = -1 if 0 < whole <= ok else whole - ok
             ops += [("again", name), ("expect", name, 0, coming, need)]
             if need > coming or not coming:
                 return None  # members that were skipped, or jumped elsewhere, will not come: it fails again
+            if need < 0 < whole and name == failed.name:  # under another policy it would have been through
+                return pass_on(graph, claim)
     return [*ops, *(graph.routes[name].enqueue() for name in tasks)]
 
 

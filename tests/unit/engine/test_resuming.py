@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from graflow_ckpt.checkpoint.program.plan import Plan
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import (
     GraphChanged,
+    GroupFailed,
     NoSession,
     SessionCancelled,
     SessionExists,
 )
 from graflow_ckpt.core.state import Gate, SessionState
-from graflow_ckpt.core.task import All, AtLeast, BestEffort, GroupPolicy
+from graflow_ckpt.core.task import All, AtLeast, BestEffort, GroupPolicy, Task
 from graflow_ckpt.engine.resuming import changes_of
 from tests.acceptance.places import Make
 from tests.loops import chain, pair
@@ -257,6 +259,44 @@ def test_a_group_that_has_passed_stays_so_and_its_other_policy_is_noted(
 
     assert ran == ["a", "join", "b", "c"]
     assert "g: its policy was AtLeast(count=1) and is All(), since it has passed" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("former", "policy", "bad", "again"),
+    [
+        (AtLeast(2), AtLeast(1), "bc", ["join"]),
+        (AtLeast(3), AtLeast(2), "c", ["join"]),
+        (AtLeast(3), AtLeast(2), "bc", ["b", "c"]),
+        (AtLeast(2), BestEffort(), "bc", ["b", "c", "join"]),
+    ],
+)
+def test_a_group_that_has_failed_is_through_if_what_it_has_is_enough_now(
+    former: GroupPolicy, policy: GroupPolicy, bad: str, again: list[str]
+) -> None:
+    ran: list[str] = []
+
+    def flow(policy: GroupPolicy) -> Workflow:
+        def member(name: str, fails: bool) -> Task:
+            def body() -> None:
+                ran.append(name)
+                if fails:
+                    raise OSError(name)
+
+            return task(id=name)(body)
+
+        with workflow("w", "s", max_parallel=1) as made:
+            members = [member(name, name in bad) for name in "abc"]
+            group(*members, policy=policy, name="g") >> task(id="join")(lambda: ran.append("join"))
+        return made
+
+    with pytest.raises(GroupFailed):
+        flow(former).execute()
+    ran.clear()
+
+    with pytest.raises(GroupFailed) if "join" not in again else nullcontext():
+        flow(policy).execute()
+
+    assert ran == again
 
 
 def test_what_a_gate_has_noted_is_kept_under_another_policy() -> None:

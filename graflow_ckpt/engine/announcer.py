@@ -17,6 +17,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from traceback import TracebackException
 from typing import Any, NamedTuple, Self
 
@@ -43,11 +44,15 @@ class Announcer:
         if kind in ("session_started", "session_ended"):
             self.open = kind == "session_started"
         event = Event(kind, session.id, session.clock(), session.steps, task, facts)
+        if self._observers:
+            session.afterwards(partial(self._notify, event))
+
+    def _notify(self, event: Event) -> None:
         for observer in self._observers:
             try:
                 observer(event)
             except Exception:
-                log.exception("observer %r failed on %s", observer, kind)
+                log.exception("observer %r failed on %s", observer, event.kind)
 
     def ended(self, claim: Claim, outcome: Outcome) -> None:
         """Report an attempt that was committed or has failed."""

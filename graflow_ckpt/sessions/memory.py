@@ -7,7 +7,8 @@ it belong together.
 
 Loans: a live value that an attempt has got is *on loan* until the attempt ends. A snapshot
 is taken in `still()`, by any thread: it is refused while anything is on loan, and makes commits
-and new loans wait. Who takes both locks takes that of commits first. A value that an attempt may
+and new loans wait. Who takes both locks takes that of commits first, and calls no observer under
+them: it may have a lock of its own, and ask the session under that. A value that an attempt may
 have left half changed is *torn*: nothing that holds it is saved any more.
 """
 
@@ -43,7 +44,9 @@ class MemorySession:
         self._changes = 0  # odd while a commit changes the state
         self._loans: dict[str, int] = {}
         self.torn: list[str] = []
-        self._loan_lock = threading.RLock()  # an observer of a cut may take one, too
+        self._loan_lock = threading.RLock()  # `still` is taken within itself
+        self._stilled_by = 0  # the thread that holds it still
+        self._afterwards: list[Callable[[], None]] = []
 
     def commit(self, ops: Sequence[Op]) -> list[Claim]:
         """Apply and record one transition; return the claims that it makes."""
@@ -223,5 +226,23 @@ class MemorySession:
     @contextmanager
     def still(self) -> Iterator[bool]:
         """Hold the session still; yield False if a value is on loan or torn, or the state is not whole."""
-        with self._lock, self._loan_lock:
-            yield not self._loans and not self.torn and self.broken is None
+        later: list[Callable[[], None]] = []
+        try:
+            with self._lock, self._loan_lock:
+                outer = self._stilled_by, self._afterwards
+                try:
+                    if not outer[0]:
+                        self._stilled_by, self._afterwards = threading.get_ident(), later
+                    yield not self._loans and not self.torn and self.broken is None
+                finally:
+                    self._stilled_by, self._afterwards = outer
+        finally:
+            for call in later:
+                call()
+
+    def afterwards(self, call: Callable[[], None]) -> None:
+        """Call it now, but in the thread that holds the session still: as soon as it does so no longer."""
+        if self._stilled_by == threading.get_ident():
+            self._afterwards.append(call)
+        else:
+            call()

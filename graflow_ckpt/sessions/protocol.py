@@ -88,6 +88,8 @@ class Session(Protocol):
 
     def tear(self, names: Sequence[str]) -> None: ...  # attempts that are over may have left them changed
 
+    def afterwards(self, call: Callable[[], None]) -> None: ...  # not while this thread holds it still
+
     def live(self) -> dict[str, list[Live]]: ...  # what bodies may share with the session itself
 
     def replace_live(self, copies: Mapping[Live, Live]) -> None: ...

@@ -351,6 +351,9 @@ class RedisSession:
     def tear(self, names: Sequence[str]) -> None:
         """Do nothing: as above."""
 
+    def afterwards(self, call: Callable[[], None]) -> None:
+        call()
+
     def live(self) -> dict[str, list[Live]]:
         return {}
 

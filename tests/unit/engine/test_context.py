@@ -378,6 +378,29 @@ def test_a_run_keeps_its_session_until_a_checkpoint_that_another_thread_takes_is
     assert ctx.home.lease is None
 
 
+@pytest.mark.parametrize("outside", [True, False], ids=["by its caller", "by a run"])
+def test_an_observer_of_a_checkpoint_may_wait_for_another_thread_that_asks_the_session(outside: bool) -> None:
+    answered: list[bool] = []
+
+    def look(event: Any) -> None:
+        if event.kind == "checkpoint_saved":
+            asker = Thread(target=ctx.get_checkpoint_state, daemon=True)
+            asker.start()
+            asker.join(LONG / 10)
+            answered.append(not asker.is_alive())
+
+    def a(context: Any) -> None:
+        if outside:
+            ctx.checkpoint()
+
+    ctx = chain(a, session_id="s", observers=[look]).execution_context
+
+    ctx.execute()
+
+    assert answered
+    assert all(answered)
+
+
 def test_a_checkpoint_that_was_asked_for_outside_is_taken_first_thing(context: ExecutionContext) -> None:
     context.request_checkpoint({"note": "asked"})
     assert context.checkpoint_requested

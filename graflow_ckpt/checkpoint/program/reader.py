@@ -346,6 +346,8 @@ class Reader:
             self._refer(reading, name, value, shape)
 
     def _class(self, reading: Reading, cls: Any) -> None:
+        if self._origin(_module(type(cls))) == OWN:  # a metaclass
+            self._code(reading, type(cls))
         for base in type.__dict__["__mro__"].__get__(cls)[1:]:
             self._refer(reading, base.__name__, base)
         members = dict(type.__dict__["__dict__"].__get__(cls))

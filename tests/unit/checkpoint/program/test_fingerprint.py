@@ -245,7 +245,9 @@ HELPERS = """
         def kind(cls, x): return x + 20
         @property
         def size(self): return 30
-    class Better(Tool): pass
+    class Meta(type):
+        def __len__(cls): return 110
+    class Better(Tool, metaclass=Meta): pass
     class Mode(Enum):
         FAST = 40
     @dataclass
@@ -280,6 +282,7 @@ HELPERS = """
         "deep, 80",
         "90",
         "+ 100",
+        "110",
     ],
 )
 def test_what_a_helper_does_is_seen_however_deep_it_is(text: str) -> None:

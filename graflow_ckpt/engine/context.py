@@ -163,8 +163,7 @@ class ExecutionContext:
 
     def get_next_task(self) -> str | None:
         """Return the task that would run next."""
-        with self.session.still():
-            return next((spec.task_id for spec in self.state.pending()), None)
+        return next(iter(self.task_queue.get_pending_tasks()), None)
 
     # Any: whatever a task has returned.
     def get_result(self, task: str, default: Any = None) -> Any:

@@ -6,6 +6,7 @@ They hold nothing themselves. A write through them is a transition of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from graflow_ckpt.core.facts import Cell, Claim, Op, TaskSpec
@@ -28,6 +29,8 @@ class Tables(Protocol):
     def read(self, name: str) -> Found | None: ...
 
     def names(self) -> list[str]: ...
+
+    def still(self) -> AbstractContextManager[bool]: ...
 
 
 class TaskQueue:
@@ -59,12 +62,16 @@ class TaskQueue:
             spec
             if spec.task_data is None
             else spec._replace(task_data=self._from_cells("task_data", spec.task_data, ()))
-            for spec in self._session.state.pending()
+            for spec in self._pending()
         ]
 
     def get_pending_tasks(self) -> list[str]:
         """Return the ids of all that has still to run."""
-        return [spec.task_id for spec in self._session.state.pending()]
+        return [spec.task_id for spec in self._pending()]
+
+    def _pending(self) -> list[TaskSpec]:
+        with self._session.still():
+            return self._session.state.pending()
 
     def size(self) -> int:
         return len(self._session.state.specs)

@@ -343,6 +343,38 @@ def test_a_checkpoint_that_another_thread_takes_has_all_of_a_commit_or_nothing(
     assert (channel.get("x"), channel.get("y")) == (1, 2)
 
 
+class Asked(dict[int, TaskSpec]):
+    """Specs that call a function when one of them is asked for."""
+
+    def __init__(self, specs: dict[int, TaskSpec], meanwhile: Callable[[], object]) -> None:
+        super().__init__(specs)
+        self.meanwhile = meanwhile
+
+    def __getitem__(self, key: int) -> TaskSpec:
+        self.meanwhile()
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("ask", ["get_pending_tasks", "get_pending_task_specs"])
+def test_what_is_pending_can_be_asked_while_another_thread_commits(
+    context: ExecutionContext, ask: str
+) -> None:
+    context.add_to_queue("a")
+    context.add_to_queue("b")
+    other = Thread(target=lambda: context.session.commit([("clear",)]))
+
+    def meanwhile() -> None:
+        if other.ident is None:
+            other.start()
+            other.join(0.1)  # without the lock it has committed by then
+
+    context.state.specs = Asked(context.state.specs, meanwhile)
+
+    assert len(getattr(context.task_queue, ask)()) == 2
+    other.join()
+    assert getattr(context.task_queue, ask)() == []
+
+
 class Photographed(dict[str, Any]):
     """Values that call a function when a picture of them is taken."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +297,44 @@ def test_a_group_that_has_failed_is_through_if_what_it_has_is_enough_now(
         flow(policy).execute()
 
     assert ran == again
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "bads", "again"),
+    [
+        (AtLeast(1), AtLeast(2), ["bde", ""], ["d", "e", "join"]),
+        (BestEffort(), AtLeast(3), ["abde", "", ""], ["d", "e", "join"]),
+        (AtLeast(1), AtLeast(3), ["bde", "be", ""], ["d", "e", "e", "join"]),
+        (AtLeast(2), AtLeast(2), ["bd", "b", ""], ["b", "d", "join"]),
+    ],
+)
+def test_a_member_that_was_lost_inside_a_group_that_is_through_does_not_run_again(
+    inner: GroupPolicy, outer: GroupPolicy, bads: list[str], again: list[str]
+) -> None:
+    ran: list[str] = []
+    bad: list[str] = []
+
+    def flow() -> Workflow:
+        def member(name: str) -> Task:
+            def body() -> None:
+                ran.append(name)
+                if name in bad:
+                    raise OSError(name)
+
+            return task(id=name)(body)
+
+        with workflow("w", "s", max_parallel=1) as made:
+            within = group(member("a"), member("b"), policy=inner, name="h")
+            whole = group(within, member("d"), member("e"), policy=outer, name="g")
+            whole >> task(id="join")(lambda: ran.append("join"))
+        return made
+
+    for fails in bads:
+        bad[:] = fails
+        with suppress(GroupFailed):
+            flow().execute()
+
+    assert ran == [*"abde", *again]
 
 
 def test_what_a_gate_has_noted_is_kept_under_another_policy() -> None:

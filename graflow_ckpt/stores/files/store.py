@@ -30,7 +30,7 @@ from graflow_ckpt.stores.files import trio
 from graflow_ckpt.stores.files.disk import Disk, FileSource, anyones, open_to_all, refusing
 from graflow_ckpt.stores.files.lock import held
 from graflow_ckpt.stores.files.ownership import LocalLease, Ownership
-from graflow_ckpt.stores.names import META, PARTS, base_of, facts_in, session_in
+from graflow_ckpt.stores.names import META, PARTS, base_of, check_own, facts_in, session_in
 from graflow_ckpt.stores.store import Store
 
 _logger = logging.getLogger(__name__)
@@ -120,7 +120,10 @@ class LocalStore(Store[LocalLease]):
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str, drops: Drops = tuple) -> None:
         target = self._target(path)
         mine = self._own(lease) if lease is not None else None
-        own = mine is not None and self._session_of(target) == mine.session
+        its = self._session_of(target)
+        if mine is not None:
+            check_own(path, its, mine.session)
+        own = mine is not None and its is not None
         guard = partial(self._committing, target, mine, own, stage if len(parts) == 1 else "")
         self._settle(target.folder)
         if own:

@@ -327,6 +327,18 @@ def test_a_lease_that_was_dropped_without_a_release_does_not_keep_its_session(st
     store.acquire("s").release()
 
 
+def test_a_session_puts_no_checkpoint_under_the_name_of_another_ones(store: LocalStore) -> None:
+    path = f"{store.folder}/session_t_step_1_1700000000-1.pkl"
+    put(store, path, session="t")
+    lease = store.acquire("s")
+
+    with pytest.raises(errors.CheckpointError, match="name of a checkpoint of session 't'"):
+        store.put(path, parts("two", session="s", epoch=1), lease=lease, stage="two")
+
+    assert listed(store, session="t") == [path]
+    lease.release()
+
+
 def test_a_lease_of_another_folder_is_refused(store: LocalStore, tmp_path: Path) -> None:
     lease = LocalStore(tmp_path / "other").acquire("s")
 

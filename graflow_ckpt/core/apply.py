@@ -93,6 +93,7 @@ def _end(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
             state.skipped[task] = state.steps
         elif how == "passed":
             state.passed[task] = state.steps
+            state.skipped.pop(task, None)
 
 
 def _put(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:

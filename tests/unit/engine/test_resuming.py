@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.state import Gate, SessionState
 from graflow_ckpt.core.task import All, AtLeast, BestEffort, GroupPolicy, Task
 from graflow_ckpt.engine.resuming import changes_of
+from graflow_ckpt.frontends.expressions import DecoratedTask
 from tests.acceptance.places import Make
 from tests.loops import chain, pair
 
@@ -299,6 +301,28 @@ def test_a_group_that_has_failed_is_through_if_what_it_has_is_enough_now(
     assert ran == again
 
 
+def lost(whole: Callable[[Callable[[str], DecoratedTask]], Any], bads: list[str]) -> list[str]:
+    """What has run of a group and `join` after it, executed once for each set of members that fail."""
+    ran: list[str] = []
+    bad: list[str] = []
+
+    def member(name: str) -> DecoratedTask:
+        def body() -> None:
+            ran.append(name)
+            if name in bad:
+                raise OSError(name)
+
+        return task(id=name)(body)
+
+    for fails in bads:
+        bad[:] = fails
+        with workflow("w", "s", max_parallel=1) as flow:
+            whole(member) >> task(id="join")(lambda: ran.append("join"))
+        with suppress(GroupFailed):
+            flow.execute()
+    return ran
+
+
 @pytest.mark.parametrize(
     ("inner", "outer", "bads", "again"),
     [
@@ -311,30 +335,19 @@ def test_a_group_that_has_failed_is_through_if_what_it_has_is_enough_now(
 def test_a_member_that_was_lost_inside_a_group_that_is_through_does_not_run_again(
     inner: GroupPolicy, outer: GroupPolicy, bads: list[str], again: list[str]
 ) -> None:
-    ran: list[str] = []
-    bad: list[str] = []
+    def whole(member: Callable[[str], DecoratedTask]) -> Any:
+        within = group(member("a"), member("b"), policy=inner, name="h")
+        return group(within, member("d"), member("e"), policy=outer, name="g")
 
-    def flow() -> Workflow:
-        def member(name: str) -> Task:
-            def body() -> None:
-                ran.append(name)
-                if name in bad:
-                    raise OSError(name)
+    assert lost(whole, bads) == [*"abde", *again]
 
-            return task(id=name)(body)
 
-        with workflow("w", "s", max_parallel=1) as made:
-            within = group(member("a"), member("b"), policy=inner, name="h")
-            whole = group(within, member("d"), member("e"), policy=outer, name="g")
-            whole >> task(id="join")(lambda: ran.append("join"))
-        return made
+def test_a_group_inside_that_was_not_taken_and_then_is_through_is_passed_once() -> None:
+    def whole(member: Callable[[str], DecoratedTask]) -> Any:
+        within = group(member("a"), member("b"), name="h") >> member("c")
+        return group(within, member("d"), policy=AtLeast(2), name="g")
 
-    for fails in bads:
-        bad[:] = fails
-        with suppress(GroupFailed):
-            flow().execute()
-
-    assert ran == [*"abde", *again]
+    assert lost(whole, ["abd", "bd", "bd", "bd", ""]) == [*"abd", *"abd", *"cddd", "join"]
 
 
 def test_what_a_gate_has_noted_is_kept_under_another_policy() -> None:

@@ -278,6 +278,7 @@ while i <= #ARGV do
         call('HSET', P .. 'sk', task, steps)
       elseif how == 'passed' then
         call('HSET', P .. 'pa', task, steps)
+        call('HDEL', P .. 'sk', task)
       end
       if f[4] ~= '0' then give_up(task) end
     end

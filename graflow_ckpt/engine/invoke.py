@@ -483,10 +483,10 @@ def _wait_again(graph: TaskGraph, state: SessionState, claim: Claim) -> list[Op]
         return ops  # a later round has passed it: what follows it must not run once more
     groups = [n for n in graph.nodes.values() if isinstance(n, Group) and n.inside <= failed.inside]
     # what is inside a group that is through comes too late: it would open a gate that nobody fills
-    open_ = failed.inside.difference(*(group.inside for group in groups if group.name in through))
-    tasks = [name for name in lost if name in open_]
+    unsettled = failed.inside.difference(*(group.inside for group in groups if group.name in through))
+    tasks = [name for name in lost if name in unsettled]
     for node in groups:
-        if (name := node.name) in lost and node.inside & open_:
+        if (name := node.name) in lost and node.inside & unsettled:
             ok = len(through.intersection(node.members))
             coming = sum(
                 m not in through and any(graph.is_ancestor(n, m) for n in tasks) for m in node.members

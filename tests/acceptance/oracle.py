@@ -128,6 +128,7 @@ class Oracle:
         else:
             self.features[f"group passes: {self.graph.groups[spec.task].policy}"] += 1
             self.passed.add(spec.task)
+            self.end.skipped.discard(spec.task)
             self.lost.discard(spec.task)
             self._send(spec.task)
 
@@ -141,6 +142,8 @@ class Oracle:
         if failed not in self.lost & within:
             return True  # a later round has passed it
         through = {*self.end.completed, *self.passed} - self.lost - self.end.skipped
+        for name in within & through & graph.groups.keys():  # what it has lost comes too late
+            within = within - inside(graph.groups[name])
         tasks = [name for name in self.bodies if name in self.lost & within]
         gates = {}
         for name in self.lost & within & graph.groups.keys():

@@ -257,10 +257,8 @@ def write_state(
         "" if state.max_steps is None else state.max_steps, "" if state.cap is None else state.cap,
         flags + more, ",".join(sorted({spec.queue for spec in state.specs.values()})), len(state.claimed),
     ]  # fmt: skip
-    cold: dict[str, str | bytes] = {"starts": json.dumps(state.starts), "reason": state.reason, **facts}
-    cold["makes"] = str(len(state.tasks))
-    if state.run > 1:
-        cold["run"] = str(state.run)
+    cold: dict[str, str | bytes] = {"starts": json.dumps(state.starts), "reason": state.reason}
+    cold |= {**facts, "makes": str(len(state.tasks)), **({"run": str(state.run)} if state.run > 1 else {})}
     if state.rng is not None:
         cold["rng"] = cells.pack("rng", state.rng, "rng")
     pairs = [item for pair in cold.items() for item in pair]

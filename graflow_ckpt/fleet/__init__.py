@@ -7,6 +7,6 @@ working          pool.py      a parent and its children       board.py
                  worker.py    one process, until its end, and RQ's side of it
                  slice.py     what it does with a token
 repairing        steward.py   one per pool, and its sweeper
-                 reaping.py   what a dead worker held         lists.py  what there is to look after
+                 deaths.py    what a dead worker held         lists.py  what there is to look after
 watching         health.py    signs of life
 """

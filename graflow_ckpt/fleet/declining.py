@@ -19,8 +19,8 @@ from time import monotonic
 from graflow_ckpt.checkpoint.program.plan import COLUMNS, PlanRow
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.core.facts import Op
+from graflow_ckpt.fleet.deaths import OPAQUE
 from graflow_ckpt.fleet.lists import ACTIVE, DECLINE, asked
-from graflow_ckpt.fleet.reaping import OPAQUE
 from graflow_ckpt.fleet.status import ENDED
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.redis.keys import head_of, keys_of

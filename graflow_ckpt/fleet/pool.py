@@ -41,9 +41,9 @@ from graflow_ckpt.core.errors import (
     SessionBusy,
 )
 from graflow_ckpt.fleet.board import Board, BoardLine, Order, RunningSlice, State
+from graflow_ckpt.fleet.deaths import STOPPED, Death, Hands, take
 from graflow_ckpt.fleet.health import sign_off
 from graflow_ckpt.fleet.lists import asked
-from graflow_ckpt.fleet.reaping import STOPPED, Death, Hands, take
 from graflow_ckpt.fleet.slice import maker_of
 from graflow_ckpt.fleet.steward import Charge, steward
 from graflow_ckpt.fleet.tokens import Carrier

@@ -28,10 +28,10 @@ from graflow_ckpt.engine.reaping import HELP_AFTER, Keeper, Kept, lasts
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.shared import Part
 from graflow_ckpt.engine.shared_home import SharedHome
+from graflow_ckpt.fleet.deaths import FALLS, take
 from graflow_ckpt.fleet.declining import NOTED, Declining, forget
 from graflow_ckpt.fleet.lists import Presence
 from graflow_ckpt.fleet.programs import Loaded, ProgramMissing, Programs, check_proof, missing
-from graflow_ckpt.fleet.reaping import FALLS, take
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import readable, translated
 from graflow_ckpt.links.redis import RedisLink

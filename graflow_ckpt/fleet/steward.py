@@ -31,9 +31,9 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.engine.reaping import LEASE_OVER
 from graflow_ckpt.fleet.board import BoardLine, Order, RunningSlice, State
+from graflow_ckpt.fleet.deaths import OPAQUE, FleetLinks, Hands, take
 from graflow_ckpt.fleet.health import PoolFacts, sign, worker_facts
 from graflow_ckpt.fleet.lists import ACTIVE, LOOK, ROTA, SESSIONS, asked, discard, host_key, place, session_in
-from graflow_ckpt.fleet.reaping import OPAQUE, FleetLinks, Hands, take
 from graflow_ckpt.fleet.tokens import Carrier, job_id, token_in
 from graflow_ckpt.fleet.worker import deaf, reached
 from graflow_ckpt.links.complaints import damaged, translated

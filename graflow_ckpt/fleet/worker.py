@@ -47,8 +47,8 @@ from rq.worker import SimpleWorker
 from graflow_ckpt._restore import in_foreign_main
 from graflow_ckpt.core.errors import GraflowError, ServerGone
 from graflow_ckpt.fleet.board import BoardLine, Order, State
+from graflow_ckpt.fleet.deaths import GAVE_UP, STOPPED, take
 from graflow_ckpt.fleet.lists import owner_text
-from graflow_ckpt.fleet.reaping import GAVE_UP, STOPPED, take
 from graflow_ckpt.fleet.slice import CODE_PATIENCE, Slice, Worker, observers_of, run_slice, serve
 from graflow_ckpt.fleet.tokens import Carrier, queue_name, token_in
 from graflow_ckpt.links.complaints import code_of, taken

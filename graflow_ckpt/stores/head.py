@@ -32,7 +32,7 @@ from urllib.parse import quote, unquote
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, SchemaUnsupported
 from graflow_ckpt.core.protocols import Owner
-from graflow_ckpt.stores import claims
+from graflow_ckpt.stores import owners
 from graflow_ckpt.stores.names import is_content, session_of
 
 _MOST = 1 << 44  # bytes of one checkpoint; a damaged record is not to become a billion keys
@@ -280,12 +280,12 @@ def decode(scope: str, raw: bytes, page_of: Callable[[str], Mapping[str, HeadRec
             if name not in said["pages"][mark]
         }
         return Head(
-            epoch=claims.number(said["epoch"], where),
+            epoch=owners.number(said["epoch"], where),
             claim=str(said["claim"]),
-            owner=claims.owner_of(said["owner"], where) if said["owner"] else None,
+            owner=owners.owner_of(said["owner"], where) if said["owner"] else None,
             seconds=_seconds(said["seconds"]),
             last=str(said["last"]),
-            number=claims.number(said["n"], where),
+            number=owners.number(said["n"], where),
             records=records | dict(_records(said["checkpoints"], inline)),
             pages=pages,
             freed=frozenset(_held(said.get("freed", ()))),

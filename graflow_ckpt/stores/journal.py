@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
 from graflow_ckpt.core.errors import ServerGone
-from graflow_ckpt.stores.claims import FencedSegment, used
 from graflow_ckpt.stores.driver import Driver, Entry, Put
 from graflow_ckpt.stores.head import Head
 from graflow_ckpt.stores.lease import Heads, KeyedLease, ServerWait, Step, segment_in
+from graflow_ckpt.stores.owners import FencedSegment, used
 
 _PAGE = 200  # records that are read at once
 

@@ -32,7 +32,6 @@ from graflow_ckpt.core import errors
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Drops, Lease, Owner, Parts
 from graflow_ckpt.stores import names
-from graflow_ckpt.stores.claims import clearing
 from graflow_ckpt.stores.contents import KeyedContents, KeyedSaving
 from graflow_ckpt.stores.driver import Driver, Hit, Put, Row
 from graflow_ckpt.stores.head import (
@@ -57,6 +56,7 @@ from graflow_ckpt.stores.lease import (
     close_behind,
     left_behind,
 )
+from graflow_ckpt.stores.owners import clearing
 from graflow_ckpt.stores.store import Filters, Store, newest_of, within
 from graflow_ckpt.stores.streams import BytesSource, RangeReader, Stream
 

@@ -33,7 +33,6 @@ from typing import NamedTuple
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, ServerGone
 from graflow_ckpt.core.protocols import Buffer, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself
-from graflow_ckpt.stores.claims import GRACE, HeldLease, OwnerWatch, abandoned, busy
 from graflow_ckpt.stores.driver import Driver, Entry, Put, Tag
 from graflow_ckpt.stores.head import (
     Head,
@@ -49,6 +48,7 @@ from graflow_ckpt.stores.head import (
     nonce,
     page_key,
 )
+from graflow_ckpt.stores.owners import GRACE, HeldLease, OwnerWatch, abandoned, busy
 
 LEASE = 30.0
 LIFE = 86_400.0  # seconds for which what a save without a lease has begun to write is left alone

@@ -21,8 +21,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar, Unpack
 
 from graflow_ckpt.core.protocols import Lease
-from graflow_ckpt.stores.claims import HeldLease
 from graflow_ckpt.stores.names import base_of, elsewhere, facts_in, session_of
+from graflow_ckpt.stores.owners import HeldLease
 
 Listed = tuple[str, bytes]
 """A path and its meta."""

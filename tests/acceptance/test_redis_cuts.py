@@ -25,9 +25,9 @@ from graflow_ckpt import (
 from graflow_ckpt.core.errors import CheckpointError, SchemaUnsupported
 from graflow_ckpt.engine.reaping import Keeper, release_the_dead
 from graflow_ckpt.fleet.client import Client, Terms
+from graflow_ckpt.fleet.deaths import OPAQUE, Hands
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, place
-from graflow_ckpt.fleet.reaping import OPAQUE, Hands
 from graflow_ckpt.fleet.status import read_all
 from graflow_ckpt.fleet.steward import FleetRepair
 from graflow_ckpt.sessions.redis.keys import AGAIN, FORMAT, OLDEST, START, keys_of

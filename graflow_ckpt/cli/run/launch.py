@@ -21,7 +21,7 @@ from graflow_ckpt.core.protocols import CheckpointStore, Owner
 from graflow_ckpt.frontends.overrides import overrides
 from graflow_ckpt.links.processes import end, is_gone, is_myself, is_near, named, user_of
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.claims import busy
+from graflow_ckpt.stores.owners import busy
 from graflow_ckpt.stores.prefixes import unwrapped
 
 UNSAVED = 74

@@ -59,10 +59,10 @@ from graflow_ckpt.core.protocols import (
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.around.patience import Breaker, PutAttempt, may_pass
 from graflow_ckpt.stores.around.wrapper import Wrapper
-from graflow_ckpt.stores.claims import HeldLease
 from graflow_ckpt.stores.files.lock import held
 from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.names import META, PARTS, Collected, base_of, facts_in, session_of
+from graflow_ckpt.stores.owners import HeldLease
 from graflow_ckpt.stores.store import Facts, newest_of
 from graflow_ckpt.stores.streams import BytesSource, read_up_to
 

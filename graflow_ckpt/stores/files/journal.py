@@ -18,9 +18,9 @@ from contextlib import suppress
 from itertools import pairwise
 
 from graflow_ckpt.core.errors import CheckpointError, JournalFailed
-from graflow_ckpt.stores.claims import cannot_append, used
 from graflow_ckpt.stores.files.disk import Disk, refusing
 from graflow_ckpt.stores.files.ownership import LocalLease
+from graflow_ckpt.stores.owners import cannot_append, used
 
 _FIRST_STEP = 16 << 10
 _LAST_STEP = 256 << 10

@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.links.processes import holders, is_gone, myself, named
-from graflow_ckpt.stores import claims
+from graflow_ckpt.stores import owners
 from graflow_ckpt.stores.files.disk import Disk, network_file_system, refusing
 from graflow_ckpt.stores.files.lock import Flock, is_held, locked
 
@@ -55,7 +55,7 @@ class OwnerRecord:
         return json.dumps(said, separators=(",", ":")).encode()
 
 
-class LocalLease(claims.HeldLease):
+class LocalLease(owners.HeldLease):
     """One in a folder: no other process can fence it, but it ends with its lock file."""
 
     def __init__(
@@ -97,12 +97,12 @@ class LocalLease(claims.HeldLease):
         if not os.path.lexists(self._lock.path):
             raise Fenced(
                 f"The lock file of session {self.session!r} has been removed: {self._lock.path}.",
-                hint=claims.NO_MORE,
+                hint=owners.NO_MORE,
                 session=self.session,
                 epoch=self.epoch,
             )
         found = self._ownership.read(self.session)
-        raise claims.lost(self.session, self.epoch, found.epoch, found.owner)
+        raise owners.lost(self.session, self.epoch, found.epoch, found.owner)
 
 
 class Ownership:
@@ -213,7 +213,7 @@ class Ownership:
         """Remove files of earlier commits: one more for each epoch, whose lock lived as long as the owner."""
         for path in self._named(rf"\.{re.escape(session)}\.\d+\.alive\Z"):
             if is_held(path):
-                raise claims.busy(session, None)
+                raise owners.busy(session, None)
             self._disk.unlink(path)
 
     def _journals(self, session: str) -> list[str]:
@@ -226,7 +226,7 @@ class Ownership:
     def _busy(self, session: str) -> SessionBusy:
         owner = self.read(session).owner
         if owner is None or not is_gone(owner):
-            return claims.busy(session, owner)
+            return owners.busy(session, owner)
         others = ", ".join(named(found) for found in holders(self._lock_path(session)))
         return SessionBusy(
             f"Session {session!r} is locked although its owner, {named(owner)}, has ended: "
@@ -245,15 +245,15 @@ class Ownership:
 
 def _decode(raw: bytes) -> OwnerRecord:
     where = "the record of an owner"
-    found = claims.parsed(raw, where)
+    found = owners.parsed(raw, where)
     try:
         epoch, owner, lines = found["epoch"], found["owner"], found["lines"]
     except (TypeError, LookupError) as error:
-        raise claims.nonsense(where) from error
+        raise owners.nonsense(where) from error
     return OwnerRecord(
-        claims.number(epoch, where),
-        claims.owner_of(owner, where) if owner else None,
-        claims.lines_of(lines, where),
+        owners.number(epoch, where),
+        owners.owner_of(owner, where) if owner else None,
+        owners.lines_of(lines, where),
     )
 
 
@@ -262,6 +262,6 @@ def _of_slots(raw: bytes) -> OwnerRecord:
     slots = [line.split(b" ", 1) for line in re.findall(rb"[0-9a-f]{8} \{[^\n]*(?=\n)", raw)]
     sound = [body for crc, body in slots if int(crc, 16) == zlib.crc32(body)]
     found = max(
-        (claims.parsed(body, "a lock file") for body in sound), key=lambda said: said["turn"], default=None
+        (owners.parsed(body, "a lock file") for body in sound), key=lambda said: said["turn"], default=None
     )
     return OwnerRecord() if found is None else replace(_decode(json.dumps(found).encode()), owner=None)

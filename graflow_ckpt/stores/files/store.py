@@ -24,13 +24,13 @@ from functools import partial
 from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Drops, Lease, Line, Owner, Parts
-from graflow_ckpt.stores.claims import clearing, no_take_over
 from graflow_ckpt.stores.files import journal as segments
 from graflow_ckpt.stores.files import trio
 from graflow_ckpt.stores.files.disk import Disk, FileSource, anyones, open_to_all, refusing
 from graflow_ckpt.stores.files.lock import held
 from graflow_ckpt.stores.files.ownership import LocalLease, Ownership
 from graflow_ckpt.stores.names import META, PARTS, base_of, check_own, facts_in, session_in
+from graflow_ckpt.stores.owners import clearing, no_take_over
 from graflow_ckpt.stores.store import Store
 
 _logger = logging.getLogger(__name__)

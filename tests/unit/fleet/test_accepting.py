@@ -35,9 +35,9 @@ from graflow_ckpt.engine.bind import SPREAD, Binding, bind
 from graflow_ckpt.fleet import accepting
 from graflow_ckpt.fleet.accepting import Draft, Terms, accept, call_of, data_of, pages
 from graflow_ckpt.fleet.client import Client, Fleet
+from graflow_ckpt.fleet.deaths import Hands
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, discard
 from graflow_ckpt.fleet.programs import Programs
-from graflow_ckpt.fleet.reaping import Hands
 from graflow_ckpt.fleet.steward import FleetRepair
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.redis.keys import keys_of

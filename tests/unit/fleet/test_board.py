@@ -21,8 +21,8 @@ from rq.serializers import JSONSerializer
 from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.fleet.board import Board, BoardLine, Order, RunningSlice, State
 from graflow_ckpt.fleet.client import Client, Terms
+from graflow_ckpt.fleet.deaths import OPAQUE
 from graflow_ckpt.fleet.lists import ACTIVE, Presence, host_key, owner_text, place
-from graflow_ckpt.fleet.reaping import OPAQUE
 from graflow_ckpt.fleet.slice import Worker, serve
 from graflow_ckpt.fleet.tokens import Carrier, job_id, queue_name
 from graflow_ckpt.fleet.worker import Listening, NoAlarm, Shutdown

@@ -26,8 +26,8 @@ from graflow_ckpt.engine import reaping
 from graflow_ckpt.fleet import steward as sweeping
 from graflow_ckpt.fleet.board import RunningSlice
 from graflow_ckpt.fleet.client import Client, Terms
+from graflow_ckpt.fleet.deaths import FALLS, Death, Hands, take
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, place
-from graflow_ckpt.fleet.reaping import FALLS, Death, Hands, take
 from graflow_ckpt.fleet.steward import FleetRepair
 from graflow_ckpt.fleet.tokens import Carrier, job_id
 from graflow_ckpt.links.processes import myself

@@ -27,7 +27,6 @@ from graflow_ckpt.core.errors import (
     SessionBusy,
 )
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore
-from graflow_ckpt.stores.claims import GRACE
 from graflow_ckpt.stores.driver import Put
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.drivers.objects.bucket import Bucket, Tag
@@ -36,6 +35,7 @@ from graflow_ckpt.stores.drivers.objects.store import ObjectStore
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.head import head_key, lease_key
+from graflow_ckpt.stores.owners import GRACE
 from tests import things
 from tests.unit.stores.interruptions import Killed, happening, killed, lost
 from tests.unit.stores.kinds import (

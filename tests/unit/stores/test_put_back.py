@@ -17,7 +17,6 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Line
 from graflow_ckpt.links.processes import myself, named
 from graflow_ckpt.stores import lease as leases
-from graflow_ckpt.stores.claims import lines_of, lost, number, owner_of, parsed
 from graflow_ckpt.stores.driver import Put
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.drivers.objects.store import ObjectStore
@@ -38,6 +37,7 @@ from graflow_ckpt.stores.head import (
     new_mark,
     scope_of,
 )
+from graflow_ckpt.stores.owners import lines_of, lost, number, owner_of, parsed
 from tests.trios import listed, owning, put_own
 
 # --- many checkpoints ------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Reaping in a fleet: what the dead held goes to the other workers, by tokens through RQ.
+"""Deaths in a fleet: what the dead held goes to the other workers, by tokens through RQ.
 
 The decisions are the engine's (engine/reaping.py), in one transition that one reaper wins. Here: how
 a death is put into words, tokens for the workers that continue, and what RQ still keeps of the dead.

@@ -371,7 +371,7 @@ class SessionJournal:
         if self._segment is None or self._writer is None:
             raise errors.JournalFailed(
                 f"The journal of session {self._session!r} has no segment: it could not be begun.",
-                hint="The session stops here; what was recorded before is safe. Mend the store and resume.",
+                hint="The session stops here; what was recorded before is safe. Fix the store and resume.",
                 session=self._session,
             )
         self._segment.append(self._writer.frame(payload))

@@ -91,7 +91,7 @@ class Running:
 
 
 class Lapsed:
-    """What the state of a session that went back does not know of: by task and cycle, how often."""
+    """Counts that the state of a session that went back does not have: by task and cycle, how often."""
 
     def __init__(self) -> None:
         self.attempts: Counter[tuple[str, int]] = Counter()  # that failed
@@ -482,7 +482,7 @@ def _wait_again(graph: TaskGraph, state: SessionState, claim: Claim) -> list[Op]
     if failed.name not in lost:
         return ops  # a later round has passed it: what follows it must not run once more
     groups = [n for n in graph.nodes.values() if isinstance(n, Group) and n.inside <= failed.inside]
-    # what is inside a group that is through comes too late: it would open a gate that nobody fills
+    # what is inside a group that is through comes too late: it would open a gate that no task fills
     unsettled = failed.inside.difference(*(group.inside for group in groups if group.name in through))
     tasks = [name for name in lost if name in unsettled]
     for node in groups:

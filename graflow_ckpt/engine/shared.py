@@ -103,10 +103,10 @@ class SharedCuts:
         # a worker that cuts now shows an earlier moment; this one comes again at the next commit, but not if
         # there is none, or if it is that nothing runs
         passes = self._session.status != "running" or not self._due(False)
-        turn = partial(self._home.facts.turn, TURN if passes else 0.0)
+        turn = self._home.facts.turn(TURN if passes else 0.0, self._session.patiently)
         try:
-            mine = self._session.patiently(lambda: stack.enter_context(turn()))
-        except errors.ServerError as error:  # one that is full, say, answers questions and takes no writes
+            mine = stack.enter_context(turn)
+        except (errors.ServerError, errors.SessionError) as error:  # a full server answers, takes no writes
             self._failed(error, "policy", 0.0)
             return
         if mine and self._due_for_all(idle):  # others may have cut between the question and our turn

@@ -7,12 +7,14 @@ at which server cannot be read. Not here: commits and values (session.py), whole
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
+from operator import call
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
-from graflow_ckpt.core.errors import ServerError
+from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.core.facts import TaskSpec
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.complaints import fact, readable, translated
@@ -25,6 +27,8 @@ from graflow_ckpt.sessions.redis.tables import gone, read_line
 
 POLICY_LOCK = 30_000
 """Milliseconds after which another worker may take a cut that one has begun."""
+
+Ask = Callable[[], list[Any]]
 
 
 class Holder(NamedTuple):
@@ -183,21 +187,22 @@ class SharedFacts(RedisFacts):
             return int(steps or 0), now - float(at or made or now)
 
     @contextmanager
-    def turn(self, patience: float = 0.0) -> Iterator[bool]:
-        """Yield True if this worker takes the cut that is due; it waits for so many seconds."""
-        key, deadline = f"{self._prefix}cutting", monotonic() + patience
-        with translated(self.link.address):
-            client: Any = self.link.client
-            while not (mine := bool(client.set(key, "1", nx=True, px=POLICY_LOCK))):
+    def turn(self, patience: float = 0.0, ask: Callable[[Ask], list[Any]] = call) -> Iterator[bool]:
+        """Yield True if this worker takes the cut that is due; it waits for so many seconds.
+
+        `ask` asks again if a reply is lost: the turn is that of a nonce, which has it already then.
+        """
+        nonce, deadline, mine = new_nonce(), monotonic() + patience, True
+        try:
+            while not (mine := bool(ask(partial(self._tell, "turn", nonce, POLICY_LOCK))[0])):
                 if monotonic() >= deadline:
                     break
                 sleep(0.01)
-        try:
             yield mine
         finally:
-            if mine:
-                with suppress(ServerError), translated(self.link.address):  # it ends by itself
-                    client.delete(key)
+            if mine:  # or not known
+                with suppress(GraflowError):  # it ends by itself
+                    self._tell("pass", nonce)
 
     # --- tasks that were made at run time ----------------------------------------------
 

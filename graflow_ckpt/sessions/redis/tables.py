@@ -403,17 +403,17 @@ def frozen(link: RedisLink, session: str, seconds: float = 60.0) -> Iterator[Non
     freeze, key = link.script(_FREEZE), f"{keys_of(session)}c"
     # of this process alone: if it dies, the session need not wait for its time
     maker = f"{uuid.uuid4().hex} {json.dumps(asdict(myself()))}"
-    reply = freeze([key], [maker, seconds, ""])
-    if reply[0] == b"gone":
-        raise gone(link, session)
-    if reply[0] == b"busy":
-        raise SessionBusy(
-            f"Session {session} is frozen by another process.",
-            hint="Try again in a moment.",
-            session=session,
-            owner=reply[1].decode(),
-        )
-    try:
+    try:  # also if the reply is lost: it may be frozen then
+        reply = freeze([key], [maker, seconds, ""])
+        if reply[0] == b"gone":
+            raise gone(link, session)
+        if reply[0] == b"busy":
+            raise SessionBusy(
+                f"Session {session} is frozen by another process.",
+                hint="Try again in a moment.",
+                session=session,
+                owner=reply[1].decode(),
+            )
         yield
     finally:
         freeze([key], [maker, 0, ""])

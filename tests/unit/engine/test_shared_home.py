@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from graflow_ckpt import CheckpointManager, ExecutionContext, KeepLast
-from graflow_ckpt.core.errors import CheckpointError, NoSession
+from graflow_ckpt.core.errors import CheckpointError, NoSession, ServerGone
 from graflow_ckpt.engine import shared_home
 from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.sessions.redis import tables
 from graflow_ckpt.sessions.redis.tables import frozen
+from tests.proxy import Proxy
 from tests.unit.engine.shared_sessions import Holder, context_of, home_of, named
 
 
@@ -167,6 +169,48 @@ def test_one_worker_at_a_time_has_its_turn(home: SharedHome, context: Any) -> No
         assert (mine, theirs, later) == (True, False, False)
     with other.facts.turn() as theirs:
         assert theirs
+
+
+def test_a_turn_whose_reply_was_lost_is_no_turn_of_another(proxy: Proxy) -> None:
+    context = context_of(proxy.url, named("a"))
+    context.schedule_start()
+    first, second = home_of(context).facts, home_of(context).facts
+    first.last_cut()  # it is connected
+    proxy.drop_next_reply(b"graflow:{s}:c")
+
+    with pytest.raises(ServerGone), first.turn():
+        pass
+
+    assert proxy.dropped()
+    with second.turn() as theirs:
+        assert theirs
+    proxy.drop_next_reply(b"graflow:{s}:c")
+    with first.turn(0.0, context.session.patiently) as mine:
+        assert mine
+        assert proxy.dropped()
+    context.session.close()
+
+
+def test_who_was_too_slow_does_not_end_the_turn_of_the_next_one(home: SharedHome, context: Any) -> None:
+    second, third = home_of(context).facts, home_of(context).facts
+
+    with ExitStack() as slow, ExitStack() as next_one:
+        assert slow.enter_context(home.facts.turn())
+        home.facts.link.client.delete("graflow:{s}:cutting")  # as the server does when its time is over
+        assert next_one.enter_context(second.turn())
+        slow.close()
+
+        with third.turn() as theirs:
+            assert not theirs
+
+
+def test_the_turn_of_a_session_that_is_gone_leaves_nothing_behind(home: SharedHome) -> None:
+    home.facts.link.client.flushall()
+
+    with pytest.raises(NoSession), home.facts.turn():
+        pass
+
+    assert home.facts.link.client.dbsize() == 0
 
 
 def test_the_last_cut_is_known_to_all(home: SharedHome, context: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from graflow_ckpt.core.errors import (
     GraphError,
     KeyTaken,
     NoSession,
+    ServerGone,
     SessionBusy,
     SessionError,
     SessionExists,
@@ -22,7 +24,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import Claim, Op, TaskSpec
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.links.wire import Script
 from graflow_ckpt.sessions.redis import tables
 from graflow_ckpt.sessions.redis.keys import START, keys_of
@@ -30,6 +32,7 @@ from graflow_ckpt.sessions.redis.ops import arguments, claim_of, spec_of, turn
 from graflow_ckpt.sessions.redis.sender import new_nonce
 from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import frozen, read_paged, read_state, spec_bytes, write_state
+from tests.proxy import Proxy
 from tests.unit.sessions.moves import TASKS, Drawn, transition
 from tests.unit.sessions.pair import SESSION, Plain, facts
 
@@ -335,6 +338,19 @@ def test_a_session_that_somebody_reads_page_by_page_is_not_rewound(link: RedisLi
 
     assert len(read(link).specs) == 4
     assert write(link, SessionState(SESSION), "rewind") == 2
+
+
+def test_a_session_is_not_frozen_by_who_did_not_hear_that_it_is(proxy: Proxy) -> None:
+    with closing(open_link(proxy.url)) as link:
+        write(link, a_state())
+        proxy.drop_next_reply(b"EVALSHA")
+
+        with pytest.raises(ServerGone), frozen(link, SESSION):
+            pass
+
+        assert proxy.dropped()
+        with frozen(link, SESSION):
+            pass
 
 
 def test_a_freeze_leaves_the_lifetime_of_a_session_that_has_ended(link: RedisLink) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from graflow_ckpt import __version__
@@ -293,6 +294,7 @@ class Lineage:
         self._session = session
         self.sequence = 0  # of the last cut
         self._reserved = 0  # the last number that a path has
+        self._lock = Lock()
         self.parent: str | None = None  # the last cut
         self.origin: str | None = None  # the cut that the session was forked from
         self.rewinds: Lines = ()  # what the session has gone back behind
@@ -308,9 +310,10 @@ class Lineage:
         return any(epoch > left for epoch in chain(cuts, segments))
 
     def reserve(self) -> int:
-        """Return a number for a path."""
-        self._reserved = max(self._reserved, self.sequence) + 1
-        return self._reserved
+        """Return a number for a path. Bodies ask in their own threads."""
+        with self._lock:
+            self._reserved = max(self._reserved, self.sequence) + 1
+            return self._reserved
 
     def extend(self, parent: str | None) -> None:
         """Use up the number of a cut; the next one follows `parent`."""

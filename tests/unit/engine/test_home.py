@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,21 @@ def test_reserved_paths_are_never_given_twice() -> None:
     paths = {home.own_path(3) for _ in range(5)}
 
     assert len(paths) == 5
+
+
+def test_reserved_paths_are_never_given_twice_to_two_threads_either() -> None:
+    class Yielding(int):
+        def __gt__(self, other: int) -> bool:
+            time.sleep(0)  # another thread's turn
+            return int(self) > other
+
+    home = Home(LocalStore("c"), "s")
+    home.lineage.sequence = Yielding(0)
+
+    with ThreadPoolExecutor(4) as threads:
+        paths = list(threads.map(home.own_path, [3] * 100))
+
+    assert len({*paths}) == 100
 
 
 def test_sequences_go_on_over_sessions_that_were_resumed() -> None:

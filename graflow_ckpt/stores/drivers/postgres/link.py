@@ -82,7 +82,20 @@ _MISSING = ("42P01", "3F000", "42883", "42703")
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):  # Any: rows are as the statements make them
-    """Hangs up where a wait is interrupted: to cancel, as psycopg does, may never end on a silent server."""
+    """Hangs up where a wait is interrupted: to cancel, as psycopg does, may never end on a silent server.
+
+    A plan is kept: one that was made while a table was small would read all of it when it is large.
+    """
+
+    @classmethod
+    def connect(cls, *args: Any, **more: Any) -> Connection:
+        made = super().connect(*args, **more)
+        try:
+            made.execute("set enable_seqscan = off")  # not among the options: poolers refuse those
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     def wait(self, gen: Any, interval: float = 0.1, *args: Any, **more: Any) -> Any:
         """Run the steps of what was sent until its answer is there, and look for signals at each interval."""

@@ -96,6 +96,28 @@ def test_a_connection_that_has_forgotten_its_statements_learns_them_again(kind: 
     lease.release()
 
 
+def test_no_save_or_load_looks_at_all_rows_however_few_there_were_at_first(
+    postgres_server: PostgresServer,
+) -> None:
+    store = PostgresStore(postgres_server.database())
+    store.schema.upgrade()
+
+    def scans() -> Any:
+        store._link.run(lambda connection: connection.execute("select pg_stat_force_next_flush()"))
+        asked = "select pg_stat_get_numscans('graflow_ckpt.things'::regclass)"
+        return store._link.run(lambda connection: connection.execute(asked.encode()).fetchone())
+
+    lease, paths = store.acquire("s"), [path_of(store.folder, own_name(number)) for number in range(1, 30)]
+    before = scans()
+    for at, path in enumerate(paths):
+        store.put(path, parts("one"), lease=lease, stage="one", drops=lambda at=at: paths[: max(0, at - 3)])
+        assert read(store, path)[0] == "one"
+
+    assert scans() == before
+    lease.release()
+    store.close()
+
+
 # --- paths -----------------------------------------------------------------------------
 
 

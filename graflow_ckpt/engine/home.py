@@ -11,7 +11,7 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -87,7 +87,7 @@ class Tidier:
         self._keyring = keyring
         self._emit = emit
         self._alone = alone
-        self._own: dict[str, Cut] | None = None  # the session's, as far as they are in the store
+        self._own: dict[str, Cut] | None = None  # by name, the session's that are in the store
         self._coming: Cut | None = None  # what is being saved
         self._going: list[str] = []  # with it
         self._forked: frozenset[str] = frozenset()  # where others began
@@ -107,13 +107,15 @@ class Tidier:
         rule = automatic(keep)
         if coming is None or self._own is None or top is None or not rule.per_session:
             return ()
+        if session_of(base_of(path.removeprefix(f"{self._store.folder}/"))) != self._session:
+            return ()  # a path that others may write is no part of the session's commit
         try:
             if [*self._store.newest(1)] != [top]:
                 return ()
         except (errors.GraflowError, OSError):
             return ()  # the save will say so
         self._top = path, meta
-        cuts = (*self._own.values(), coming)
+        cuts = tuple({**self._own, base_of(path): coming}.values())
         kept = rule.keeps(cuts, time.time())
         if path in kept and not any(cut.lacks for cut in cuts):
             own = (cut for cut in cuts if cut.path not in kept)
@@ -147,17 +149,17 @@ class Tidier:
         if self._own is None or coming is None or coming.path != path:
             self._own = None
             return
-        self._own[path] = coming
+        self._own[base_of(path)] = coming
         self._earned += coming.size / BYTES
         for gone in self._going:
-            self._own.pop(gone, None)
+            self._own.pop(base_of(gone), None)
             log.debug("checkpoint %s is not kept", gone, extra={"session": self._session})
 
     def _too_many(self, rule: Retention) -> bool:
         if not rule.per_session or not self._alone:
             return True  # others have to be looked at
         if self._own is None:
-            self._own = {cut.path: cut for cut in inventory(self._store, self._session).cuts}
+            self._own = _by_name(inventory(self._store, self._session).cuts)
         own = tuple(self._own.values())
         return len(rule.keeps(own, time.time())) < len(own)
 
@@ -173,7 +175,7 @@ class Tidier:
         for cut in done.cuts:
             log.debug("checkpoint %s is not kept", cut.path, extra={"session": cut.session})
         left = [cut for cut in known.cuts if cut.session == self._session and cut.path not in gone]
-        self._own = {cut.path: cut for cut in left}
+        self._own = _by_name(left)
         self._earned, self._seen = 0.0, len(known.cuts) - len(gone)
         if self._alone and self._store.drops_along and not any(cut.lacks for cut in known.unreadable):
             self._forked, self._top = forked_from(known.cuts), known.top
@@ -185,6 +187,11 @@ class Tidier:
     def _failed(self, kind: Kind, error: Exception, **facts: Any) -> None:
         backend = backend_of(self._store.url)
         self._emit(kind, error=str(error), error_type=type(error).__name__, backend=backend, **facts)
+
+
+def _by_name(cuts: Iterable[Cut]) -> dict[str, Cut]:
+    """Return them by their paths without a suffix, which a listing need not have as the save had it."""
+    return {base_of(cut.path): cut for cut in cuts}
 
 
 class CheckpointPlace:
@@ -566,7 +573,7 @@ class Home(CheckpointPlace):
         if place is not self.store:
             lease.check()  # that store knows nothing of ours
             lease, keyring = None, Keyring.for_store(place)
-        lineage, mine = self.lineage, lease is not None and session_of(base_of(path)) == self.session
+        lineage = self.lineage
         metadata = self.describes(
             snapshot, program, path=path, sequence=lineage.sequence + 1, cause=cause, user=user,
             parent=lineage.parent, origin=lineage.origin,
@@ -574,7 +581,7 @@ class Home(CheckpointPlace):
         if lineage.rewinds:
             lines = [[line.epoch, line.sequence] for line in lineage.rewinds]
             metadata = replace(metadata, rewinds=lines, needs=[*metadata.needs, "rewinds"])
-        tidier = self._tidier if mine else None
+        tidier = self._tidier if lease is not None else None
         going = partial(tidier.before, path, keep=keep) if tidier and keep else lambda meta: ()
         try:
             metadata = archive.save(place, keyring, lease, snapshot, program, metadata, self.allowance, going)

@@ -37,6 +37,7 @@ from graflow_ckpt.engine import home as tidying
 from graflow_ckpt.engine.home import Home, Tidier
 from graflow_ckpt.engine.resuming import program_file
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from graflow_ckpt.stores.files.disk import Disk
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.loops import chain, loop
 from tests.unit.checkpoint import trios
@@ -319,6 +320,42 @@ def test_with_each_save_what_is_too_much_goes(owner: Owner) -> None:
     for number in range(1, 6):
         owner.save(number, KeepLast(2))
         assert left(owner.store) == [f"s{n}" for n in (number - 1, number) if n]
+
+
+class Reading(Disk):
+    """The real disk; it counts the folders and the files that are read."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def names(self, folder: str) -> list[str]:
+        self.count += 1
+        return super().names(folder)
+
+    def open(self, path: str) -> int:
+        self.count += 1
+        return super().open(path)
+
+
+def test_a_save_reads_nothing_of_those_before_it() -> None:
+    disk, counts = Reading(), list[int]()
+
+    def body(context: TaskExecutionContext) -> None:
+        disk.count = 0
+        context.execution_context.checkpoint()
+        counts.append(disk.count)
+
+    loop(20, body, store=LocalStore("c", disk=disk)).execute()
+
+    assert counts[1:] == [0] * 19  # the first one of a run looks what there is
+
+
+def test_what_the_saves_of_a_run_replace_goes_in_their_commits(keyed: CountingMemory) -> None:
+    loop(20, checkpoint=EveryTask(), keep=KeepLast(2), store=keyed).execute()
+
+    assert (keyed.passes, left(keyed)) == (1, ["s20", "s21"])
 
 
 def test_what_goes_in_the_commit_asks_the_store_for_nothing_else(

@@ -1,12 +1,14 @@
-"""What does the second checkpoint of a large state cost, if little of it has changed?
+"""What does a checkpoint cost if little has changed since the last one, and if there are many before it?
 
 Method: a session holds 256 MB in 64 numpy arrays, in a dict. It is saved, one array is changed, and it is
 saved again: wall time of the second `checkpoint()`, and the bytes by which the store has grown, in SQLite,
 in a bucket (the S3 server of the tests), and in Redis (what its keys take
-in memory; that server has no disk); the time in Postgres, too.
-Unit: ms and MB. The floor of the second save is the first one in the same store, and, to look at, the digests
-alone.
-A regression: unchanged arrays that are written or copied, a look-up for each array, a second digest.
+in memory; that server has no disk); the time in Postgres, too. And a save of 4 kB, in memory, into a session
+that has 1,000 checkpoints and keeps all of them.
+Unit: ms, MB, µs. The floor of the second save is the first one in the same store, and, to look at, the
+digests alone; that of the save of 4 kB is one into a session that has few.
+A regression: unchanged arrays that are written or copied, a look-up for each array, a second digest; anything
+that a save does for each checkpoint that there is.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from typing import Any
 import numpy
 from blake3 import blake3
 
+from benchmarks.bench_sqlite import SMALL, name, parts
 from benchmarks.harness import Case, Ratio, Run
 from benchmarks.programs import place
 from benchmarks.run import SCRATCH
 from graflow_ckpt import workflow
 from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.drivers.objects.store import ObjectStore
 from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
 from tests.object_servers import CREDENTIALS, ObjectServer
@@ -184,6 +188,22 @@ def on_disk(run: Run) -> float:
     return float(sum({file.st_ino: file.st_blocks * 512 for file in files}.values()))
 
 
+# --- many --------------------------------------------------------------------------------
+
+
+def saves(before: int, run: Run) -> None:
+    store, trio = MemoryStore(f"memory://{run.folder.name}"), parts(SMALL)
+    lease = store.acquire("s")
+    paths = [f"{store.folder}/{name('s', number)}" for number in range(before + 100)]
+    for path in paths[:before]:
+        store.put(path, trio, lease=lease, stage="one")
+    with run.timed(per=100):  # one of them turns a page
+        for path in paths[before:]:
+            store.put(path, trio, lease=lease, stage="one")
+    lease.release()
+    store.forget()
+
+
 def cases(name: str, where: Where, taken: Taken = on_disk) -> list[Case]:
     one, two = partial(first, where), partial(second, where)
     return [
@@ -200,6 +220,14 @@ def cases(name: str, where: Where, taken: Taken = on_disk) -> list[Case]:
 
 
 CASES = [
+    Case(
+        "a save after 1,000 others, beside one after 20",
+        partial(saves, 1020),
+        partial(saves, 20),
+        Ratio(1.25),
+        unit="µs",
+        repetitions=15,
+    ),
     *cases("SQLite", sqlite),
     *cases("Redis", redis, in_redis),
     *cases("bucket", bucket, in_bucket),

@@ -55,7 +55,7 @@ def fill(store: KeyedStore, count: int) -> None:
         base, mark = name(scope, head.number + 1).removesuffix(".pkl"), new_mark(1)
         placed = {"pkl": (0, size)}
         record = HeadRecord(base, mark, head.number + 1, "one", placed, size, (mark, len(meta.data)))
-        heads[session] = head.holding(base, record)
+        heads[session] = head.holding(record)
         status = "paused" if number % 97 == 0 else "failed" if number % 5 == 0 else "running"
         row = Row(scope, f"w{session % 2}", status)
         (chunk,) = chunk_keys(scope, mark, size, store.driver.chunk)

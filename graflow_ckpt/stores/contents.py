@@ -45,8 +45,8 @@ class KeyedContents:
         to = self._store.target(path, None, stage)
 
         def change(head: Head) -> Step | None:
-            record = head.records.get(to.base)
-            held = record.content(name) if record is not None and record.stage == stage else None
+            record = head.get(to.base)
+            held = record.held.get(name) if record is not None and record.stage == stage else None
             return None if held is None or held in head.bad else Step(head._replace(bad=head.bad | {held}))
 
         self._store.heads.change(to.scope, change)
@@ -65,7 +65,8 @@ class KeyedContents:
         pins = lasting(self._store.driver, head)
         if len(pins) == len(head.pins):
             return None
-        return self._store.letting_go(scope, head, head._replace(pins=pins), None)
+        freed = [held for mark in head.pins.keys() - pins.keys() for held in head.pins[mark].held]
+        return self._store.letting_go(scope, head._replace(pins=pins), freed, None)
 
 
 class KeyedSaving:
@@ -150,4 +151,5 @@ class KeyedSaving:
     def _unpinned(self, head: Head) -> Step | None:
         if self.mark not in head.pins:
             return None
-        return self._store.letting_go(self._to.scope, head, head.without_pin(self.mark), None)
+        pinned = head.pins[self.mark].held
+        return self._store.letting_go(self._to.scope, head.without_pin(self.mark), pinned, None)

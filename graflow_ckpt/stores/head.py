@@ -11,10 +11,12 @@ both be one is refused, without any clock. `write` is new in each: equal bytes w
 bucket. `last`: that of the owner's last change. An owner that does not find it there knows
 that the place has lost what was confirmed (a failover, a backup), and stops.
 
-A record never changes; its text is kept, so a commit encodes one. A content stays as long as a record holds
-it, or the pin of a save. While another process owns the session, what a deletion releases is `freed`: its
-owner may just have found it, and removes it, or holds it again, with its next commit. Not here: when a head
-may be changed (keyed.py, lease.py).
+A record never changes; its text is kept, so a commit encodes one. Of those in pages it looks only at what it
+replaces, so it costs the same however many checkpoints there are.
+
+A content stays as long as a record holds it, or the pin of a save. While another process owns the session,
+what a deletion releases is `freed`: its owner may just have found it, and removes it, or holds it again, with
+its next commit. Not here: when a head may be changed (keyed.py, lease.py).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -141,9 +143,9 @@ class HeadRecord:
     contents: tuple[Held, ...] = ()
     inline: bytes = field(default=b"", repr=False)
 
-    def keys(self, scope: str, base: str, chunk: int) -> list[str]:
+    def keys(self, scope: str, chunk: int) -> list[str]:
         """Return all keys that are its own, but for contents."""
-        keys = [] if self.inline else [meta_key(scope, self.meta[0], base)]
+        keys = [] if self.inline else [meta_key(scope, self.meta[0], self.base)]
         return keys + (chunk_keys(scope, self.mark, self.size, chunk) if self.stream is None else [])
 
     @property
@@ -153,14 +155,25 @@ class HeadRecord:
             self.inline[: self.size] if self.inline and len(self.inline) == self.size + self.meta[1] else None
         )
 
-    def content(self, name: str) -> Held | None:
-        return next((held for held in self.contents if held.name == name), None)
+    @cached_property
+    def held(self) -> Mapping[str, Held]:
+        """Its contents by name."""
+        return {held.name: held for held in self.contents}
 
     @cached_property
     def text(self) -> str:
         """The record as it is in the head: all but the bytes that are inline."""
         said = [self.mark, self.number, self.stage, self.parts, self.size, self.meta, self.contents]
         return f"{_dumped(self.base)}:{_dumped([*said, len(self.inline)])}"
+
+
+class Page(dict[str, HeadRecord]):
+    """Records by name that a head has no room for. It never changes: the head says which of them are gone."""
+
+    @cached_property
+    def contents(self) -> frozenset[str]:
+        """The names of what they hold."""
+        return frozenset([held.name for record in self.values() for held in record.contents])
 
 
 class Pin(NamedTuple):
@@ -179,45 +192,96 @@ class Head(NamedTuple):
     seconds: float = 0.0  # after which a silent owner counts as dead
     last: str = ""
     number: int = 0  # of the last commit
-    records: Mapping[str, HeadRecord] = {}  # by name, the last committed at the end
-    pages: Mapping[str, Mapping[str, HeadRecord]] = {}  # those of them that are not written here, by mark
+    records: Mapping[str, HeadRecord] = {}  # by name, the last committed at the end; `get` finds the others
+    pages: Mapping[str, Page] = {}  # by mark: the older ones, which are not written here
+    gone: Mapping[str, frozenset[str]] = {}  # by mark: names in a page that are no more, or are here again
     freed: frozenset[Held] = frozenset()
     pins: Mapping[str, Pin] = {}  # by the mark of the save
     bad: frozenset[Held] = frozenset()  # damaged: no save is to hold them again
     segments: tuple[str, ...] = ()  # that the owner has begun; only where batches are not atomic
     announced: tuple[str, ...] = ()  # names that the owner is writing to; likewise
 
-    def holding(self, base: str, record: HeadRecord) -> Head:
-        """Return a head with this record in the place of any other of that name."""
-        records = dict(self.records)
-        records.pop(base, None)
-        records[base] = record
-        return self._replace(number=max(self.number, record.number), records=records)
+    def get(self, base: str) -> HeadRecord | None:
+        found = self.records.get(base)
+        if found is None and (mark := self._page_of(base)) is not None:
+            return self.pages[mark][base]
+        return found
 
-    def without(self, bases: Collection[str]) -> Head:
-        return self._replace(records={name: kept for name, kept in self.records.items() if name not in bases})
+    def all(self) -> Iterator[HeadRecord]:
+        """Yield all records, the last committed at the end."""
+        for mark, page in self.pages.items():
+            gone = self.gone.get(mark, ())
+            yield from [record for name, record in page.items() if name not in gone]
+        yield from self.records.values()
+
+    def _page_of(self, base: str) -> str | None:
+        for mark, page in self.pages.items():
+            if base in page and base not in self.gone.get(mark, ()):
+                return mark
+        return None
+
+    def holding(self, record: HeadRecord) -> Head:
+        """Return a head with this record in the place of any other of that name."""
+        others = self.without([record.base]) if self.get(record.base) is not None else self
+        records = {**others.records, record.base: record}
+        return others._replace(number=max(self.number, record.number), records=records)
+
+    def without(self, bases: Iterable[str]) -> Head:
+        records, gone = dict(self.records), self.gone
+        for base in bases:
+            if records.pop(base, None) is None and (mark := self._page_of(base)) is not None:
+                gone = {**gone, mark: gone.get(mark, frozenset()) | {base}}
+        return self._replace(records=records, gone=gone)
 
     def without_pin(self, mark: str) -> Head:
         return self._replace(pins={other: pin for other, pin in self.pins.items() if other != mark})
 
     def held(self) -> set[Held]:
         """Return what is held by checkpoints and by saves."""
-        found = {held for record in self.records.values() for held in record.contents}
+        found = {held for record in self.all() for held in record.contents}
         return found.union(*(pin.held for pin in self.pins.values()))
 
-    def find(self, names: Collection[str]) -> dict[str, Held]:
+    def loose(self, went: Iterable[Held]) -> set[Held]:
+        """Return those of these contents that no checkpoint and no save holds."""
+        left = set(went).difference(*(pin.held for pin in self.pins.values()))
+        names = {held.name for held in left}
+        for record in self._holders(names):
+            left = {held for held in left if record.held.get(held.name) != held}
+            names.intersection_update([held.name for held in left])
+        return left
+
+    def find(self, names: Iterable[str]) -> dict[str, Held]:
         """Return those of these contents that a save may hold, too."""
-        known = (*self.freed, *self.held())
-        return {held.name: held for held in known if held.name in names and held not in self.bad}
+        left, found = set(names), dict[str, Held]()
+        for kept in (self.freed, *(pin.held for pin in self.pins.values())):
+            found |= {held.name: held for held in kept if held.name in left and held not in self.bad}
+        left -= found.keys()
+        for record in self._holders(left):
+            its = [record.held[name] for name in left & record.held.keys()]
+            found |= {held.name: held for held in its if held not in self.bad}
+            left -= found.keys()
+        return found
+
+    def _holders(self, names: set[str]) -> Iterator[HeadRecord]:
+        """Yield the records that may hold contents of these names, until the caller has emptied the set. The
+        newest comes first, which holds most of what the next one does."""
+        for record in reversed([*self.records.values()]):
+            if not names:
+                return
+            yield record
+        for mark, page in self.pages.items():
+            if not names.isdisjoint(page.contents):
+                gone = self.gone.get(mark, ())
+                yield from [record for name, record in page.items() if name not in gone]
 
     # --- bytes -------------------------------------------------------------------------
 
     def encode(self) -> bytes:
         said: dict[str, Any] = {"freed": sorted(self.freed), "bad": sorted(self.bad), "pins": self.pins}
         said |= {"segments": self.segments, "announced": self.announced}
-        said["pages"] = {mark: self.gone(page) for mark, page in self.pages.items()}
+        said["pages"] = {mark: sorted(self.gone.get(mark, ())) for mark in self.pages}
         rare = "".join([f',"{name}":{_dumped(found)}' for name, found in said.items() if found])
-        own = self.unpaged() if self.pages else self.records.values()
+        own = self.records.values()
         records = ",".join([kept.text for kept in own])
         line = (
             f'{{"write":"{nonce()}","last":"{self.last}","epoch":{self.epoch},"claim":"{self.claim}",'
@@ -226,28 +290,22 @@ class Head(NamedTuple):
         )
         return b"".join([line.encode(), *(kept.inline for kept in own)])
 
-    def unpaged(self) -> list[HeadRecord]:
-        """Return the records that are written here, the last committed at the end."""
-        paged = {id(record) for page in self.pages.values() for record in page.values()}
-        return [record for record in self.records.values() if id(record) not in paged]
-
-    def gone(self, page: Mapping[str, HeadRecord]) -> list[str]:
-        """Return names in a page that are no more, or are another checkpoint by now."""
-        return [name for name, record in page.items() if self.records.get(name) is not record]
-
     def turned(self, epoch: int) -> tuple[Head, tuple[str, bytes] | None, list[str]]:
         """Move the oldest records into a new page, if there are many. Return the head, the mark and bytes of
         that page, and the marks of pages that have nothing any more."""
-        empty = [mark for mark, page in self.pages.items() if len(self.gone(page)) == len(page)]
+        empty = [mark for mark, names in self.gone.items() if len(names) == len(self.pages[mark])]
+        if not empty and len(self.records) < MOST:
+            return self, None, empty
         pages = {mark: page for mark, page in self.pages.items() if mark not in empty}
-        own = self.unpaged() if pages else list(self.records.values())
-        if len(own) < MOST:
-            return self._replace(pages=pages) if empty else self, None, empty
-        turned, mark = own[:TURNED], new_mark(epoch)
-        line = f"{{{','.join([record.text for record in turned])}}}\n"
-        page = b"".join([line.encode(), *(record.inline for record in turned)])
-        pages[mark] = {record.base: record for record in turned}
-        return self._replace(pages=pages), (mark, page), empty
+        head = self._replace(pages=pages, gone={mark: self.gone[mark] for mark in self.gone if mark in pages})
+        if len(self.records) < MOST:
+            return head, None, empty
+        own, mark = list(self.records.items()), new_mark(epoch)
+        turned = Page(own[:TURNED])
+        line = f"{{{','.join([record.text for record in turned.values()])}}}\n"
+        page = b"".join([line.encode(), *(record.inline for record in turned.values())])
+        pages[mark] = turned
+        return head._replace(records=dict(own[TURNED:])), (mark, page), empty
 
 
 FORMAT = 1
@@ -264,7 +322,7 @@ def _owner(owner: Owner | None) -> str:
     return _dumped(asdict(owner) if owner is not None else None)
 
 
-def decode(scope: str, raw: bytes, page_of: Callable[[str], Mapping[str, HeadRecord]]) -> Head:
+def decode(scope: str, raw: bytes, page_of: Callable[[str], Page]) -> Head:
     """Return what `encode` has written; raise CheckpointCorrupt for the rest. `page_of`: by its mark."""
     line, _, inline = raw.partition(b"\n")
     where = head_key(scope)
@@ -272,13 +330,8 @@ def decode(scope: str, raw: bytes, page_of: Callable[[str], Mapping[str, HeadRec
         said = json.loads(line)
         if said.get("format", FORMAT) != FORMAT:
             raise _later(scope, said["format"])
-        pages = {mark: page_of(mark) for mark in said.get("pages", ())}
-        records = {
-            name: record
-            for mark, page in pages.items()
-            for name, record in page.items()
-            if name not in said["pages"][mark]
-        }
+        gone = {mark: frozenset(map(str, names)) for mark, names in said.get("pages", {}).items()}
+        pages = {mark: page_of(mark) for mark in gone}
         return Head(
             epoch=owners.number(said["epoch"], where),
             claim=str(said["claim"]),
@@ -286,8 +339,9 @@ def decode(scope: str, raw: bytes, page_of: Callable[[str], Mapping[str, HeadRec
             seconds=_seconds(said["seconds"]),
             last=str(said["last"]),
             number=owners.number(said["n"], where),
-            records=records | dict(_records(said["checkpoints"], inline)),
+            records=dict(_records(said["checkpoints"], inline)),
             pages=pages,
+            gone={mark: names & pages[mark].keys() for mark, names in gone.items() if names},
             freed=frozenset(_held(said.get("freed", ()))),
             pins=dict(_pins(said.get("pins", {}))),
             bad=frozenset(_held(said.get("bad", ()))),
@@ -314,11 +368,11 @@ def _later(scope: str, found: object) -> SchemaUnsupported:
     )
 
 
-def decode_page(scope: str, mark: str, raw: bytes) -> Mapping[str, HeadRecord]:
+def decode_page(scope: str, mark: str, raw: bytes) -> Page:
     """Return the records that a head has moved to a page."""
     line, _, inline = raw.partition(b"\n")
     try:
-        return dict(_records(json.loads(line), inline))
+        return Page(_records(json.loads(line), inline))
     except _DAMAGED as error:
         raise CheckpointCorrupt(
             f"A page of checkpoints of session {scope!r} is damaged ({page_key(scope, mark)}): {error!r}.",

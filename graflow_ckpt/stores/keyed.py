@@ -170,7 +170,7 @@ class KeyedStore(Store[KeyedLease]):
         if isinstance(error, errors.ServerGone) or not isinstance(error, errors.GraflowError):
             return False  # a Ctrl-C comes at any time
         with suppress(errors.GraflowError):  # a reply may have been lost before it was refused
-            kept = self.heads.read(to.scope).head.records.get(to.base)
+            kept = self.heads.read(to.scope).head.get(to.base)
             return kept is None or to.mark not in (kept.mark, kept.meta[0])
         return False
 
@@ -187,45 +187,46 @@ class KeyedStore(Store[KeyedLease]):
         needs = [*stream.sent, *self.keys_of(to.scope, added.values())]
 
         def change(head: Head) -> Step | None:
-            kept = head.records.get(to.base)
+            kept = head.get(to.base)
             if kept is not None and to.mark in (kept.mark, kept.meta[0]):
                 return None  # the reply was lost
             new = to.over(kept, record)
             pin = head.pins.get(saving.mark) if saving is not None else None
-            known = head.find(contents) | {held.name: held for held in (pin.held if pin is not None else ())}
+            pinned = pin.held if pin is not None else ()
+            known = head.find(contents) | {held.name: held for held in pinned}
             if kept is not None and kept.stage == new.stage:
-                known |= {held.name: held for held in kept.contents}
+                known |= kept.held
             if pin is not None or to.owns:
                 known |= added
             if missing := [name for name in contents if name not in known]:
                 raise names.gone(to.path, missing)
-            inline = self._inline(head, to.base, new, chunks, meta)
+            inline = self._inline(head, new, chunks, meta)
             holds = tuple([known[name] for name in contents])
             new = replace(new, number=head.number + 1, contents=holds, inline=inline)
             puts = [*(chunks if new.stream is None else ()), *(() if new.inline else (its_meta,))]
-            left = {base: head.records[base] for base in going if base in head.records and base != to.base}
-            after = head.without(left).holding(to.base, new)
+            went = [old for base in {*going, to.base} if (old := head.get(base)) is not None]
+            after = head.without([old.base for old in went]).holding(new)
             if pin is not None and saving is not None:
                 after = after.without_pin(saving.mark)
-            drops = set(kept.keys(to.scope, to.base, self.driver.chunk)) if kept is not None else set()
-            drops.difference_update(new.keys(to.scope, to.base, self.driver.chunk))
-            drops.update(
-                key for base, old in left.items() for key in old.keys(to.scope, base, self.driver.chunk)
-            )
+            drops = {key for old in went for key in old.keys(to.scope, self.driver.chunk)}
+            drops.difference_update(new.keys(to.scope, self.driver.chunk))
+            free = [*pinned, *(held for old in went for held in old.contents)]
             mine = to.lease if to.owns else None
-            return self.letting_go(to.scope, head, after, mine, puts, sorted(drops), needs)
+            return self.letting_go(to.scope, after, free, mine, puts, sorted(drops), needs)
 
         self.synced = to.change(self.heads, change).synced
         if saving is not None:
             saving.committed()
 
-    def _inline(self, head: Head, base: str, record: HeadRecord, chunks: Sequence[Put], meta: bytes) -> bytes:
+    def _inline(self, head: Head, record: HeadRecord, chunks: Sequence[Put], meta: bytes) -> bytes:
         """Return what of a checkpoint is put into the head: its meta, or all of it, or nothing."""
         if record.inline:  # the stream that a meta is put over
             return record.inline + meta
         most = self.driver.inline
-        room = _INLINE - sum(len(kept.inline) for name, kept in head.records.items() if name != base)
-        if len(meta) > min(most, room):
+        if len(meta) > most:
+            return b""
+        room = _INLINE - sum([len(kept.inline) for kept in head.records.values() if kept.base != record.base])
+        if len(meta) > room:
             return b""
         stream = b"".join(put.data for put in chunks) if len(chunks) < 2 else b""
         its = record.size <= min(most, room - len(meta)) and len(stream) == record.size
@@ -234,20 +235,21 @@ class KeyedStore(Store[KeyedLease]):
     def letting_go(
         self,
         scope: str,
-        head: Head,
         after: Head,
+        went: Iterable[Held],
         mine: KeyedLease | None,
         puts: Sequence[Put] = (),
         drops: Sequence[str] = (),
         needs: Sequence[str] = (),
     ) -> Step:
-        """Return the step from one head to another. Contents that nothing holds any more are dropped, but for
-        those that the owner may just have found."""
-        loose = (head.held() | head.freed) - after.held()
-        finding = loose if mine is None and head.owner is not None else set[Held]()
+        """Return the step to that head. `went`: contents of which a holder has gone. Those that nothing holds
+        any more are dropped, but for those that the owner may just have found."""
+        loose = after.loose([*went, *after.freed])
+        finding = loose if mine is None and after.owner is not None else set[Held]()
         if mine is not None:
             finding = {held for found in mine.finding for held in found.values() if held in loose}
-        after = after._replace(freed=frozenset(finding), bad=after.bad & (after.held() | finding))
+        bad = after.bad - (after.loose(after.bad) - finding)
+        after = after._replace(freed=frozenset(finding), bad=bad)
         return Step(after, puts, [*drops, *self.keys_of(scope, loose - finding)], needs)
 
     def delete_many(self, paths: Iterable[str]) -> int:
@@ -260,25 +262,25 @@ class KeyedStore(Store[KeyedLease]):
         return count
 
     def _delete(self, scope: str, bases: Sequence[str]) -> int:
-        found: dict[str, HeadRecord] = {}
+        count = 0
         mine = self._owned.get(scope)  # else what it has seen of the head would be stale
 
         def change(head: Head) -> Step | None:
-            there = {base: head.records[base] for base in bases if base in head.records}
+            nonlocal count
+            there = [record for base in bases if (record := head.get(base)) is not None]
             if not there:
                 return None  # also if the reply was lost
-            found.clear()
-            found.update(there)
-            chunk = self.driver.chunk
-            drops = [key for base, record in there.items() for key in record.keys(scope, base, chunk)]
-            return self.letting_go(scope, head, head.without(there), mine, drops=drops)
+            count = len(there)
+            drops = [key for record in there for key in record.keys(scope, self.driver.chunk)]
+            held = [held for record in there for held in record.contents]
+            return self.letting_go(scope, head.without(bases), held, mine, drops=drops)
 
         self._recent.forget(*bases)
         if mine is not None and mine.live:
             with suppress(errors.Fenced):
-                return len(found) if mine.change(change).changed else 0
+                return count if mine.change(change).changed else 0
         mine = None
-        return len(found) if self.heads.change(scope, change).changed else 0
+        return count if self.heads.change(scope, change).changed else 0
 
     # --- reading -----------------------------------------------------------------------
 
@@ -334,7 +336,7 @@ class KeyedStore(Store[KeyedLease]):
     def open_content(self, path: str, name: str, stage: str) -> RangeReader:
         base = self._name(path)
         for record, _ in self._known(base):
-            held = record.content(name)
+            held = record.held.get(name)
             if held is not None and record.stage == stage:
                 source = RangeReader(self.driver, self.keys_of(scope_of(base), [held]), 0, held.size, path)
                 if source.is_there():
@@ -351,7 +353,7 @@ class KeyedStore(Store[KeyedLease]):
         yield record, record.stream
 
     def _record(self, base: str) -> HeadRecord:
-        record = self.heads.read(scope_of(base)).head.records.get(base)
+        record = self.heads.read(scope_of(base)).head.get(base)
         if record is None:
             self._recent.forget(base)
             raise names.not_found(names.path_of(self.folder, base))
@@ -413,7 +415,7 @@ class KeyedStore(Store[KeyedLease]):
     def _is_sealed_anew(self, base: str) -> bool:
         """Return whether it was there before its meta. A session's own is new otherwise, and does not belong
         at the end."""
-        record = self.heads.read(scope_of(base)).head.records.get(base)
+        record = self.heads.read(scope_of(base)).head.get(base)
         return record is not None and record.mark != record.meta[0]
 
     def _in_heads(self, session: str | None, wanted: str | None) -> Iterator[tuple[str, bytes]]:
@@ -423,18 +425,18 @@ class KeyedStore(Store[KeyedLease]):
             if session not in (None, scope) and not scope.startswith("@"):
                 continue
             try:
-                records = self.heads.read(scope).head.records
+                records = [*self.heads.read(scope).head.all()]
             except (errors.CheckpointCorrupt, errors.SchemaUnsupported) as error:
                 if session is not None:
                     raise
                 log.warning("%s", error)  # one head that cannot be read hides no others
                 continue
-            for base in reversed(list(records)):
-                raw = self._meta_now(base, records[base]) if _fits(base, wanted) else None
+            for record in reversed(records):
+                raw = self._meta_now(record.base, record) if _fits(record.base, wanted) else None
                 if raw is not None and (
                     session in (None, scope) or _text(names.facts_in(raw), "session_id") == session
                 ):
-                    yield base, raw
+                    yield record.base, raw
 
     def _meta_now(self, base: str, record: HeadRecord) -> bytes | None:
         """Return the meta of one that may change or be deleted meanwhile; None, if its meta was removed."""

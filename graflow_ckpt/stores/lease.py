@@ -25,7 +25,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -36,8 +36,8 @@ from graflow_ckpt.links.processes import is_gone, is_near, myself
 from graflow_ckpt.stores.driver import Driver, Entry, Put, Tag
 from graflow_ckpt.stores.head import (
     Head,
-    HeadRecord,
     Held,
+    Page,
     Pin,
     decode,
     decode_page,
@@ -104,7 +104,7 @@ class Heads:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self._pages: OrderedDict[str, Mapping[str, HeadRecord]] = OrderedDict()  # those that were read last
+        self._pages: OrderedDict[str, Page] = OrderedDict()  # those that were read last
         self._decoded: tuple[str, Buffer, Head] | None = None  # likewise: a reader of one reads it again
 
     def read(self, scope: str) -> Seen:
@@ -124,7 +124,7 @@ class Heads:
                 if now is not None and now.tag == found.tag:
                     raise  # else a page has gone meanwhile
 
-    def _page(self, scope: str, mark: str) -> Mapping[str, HeadRecord]:
+    def _page(self, scope: str, mark: str) -> Page:
         key = page_key(scope, mark)
         page = self._pages.get(key)
         if page is None:
@@ -132,7 +132,7 @@ class Heads:
             page = self._kept(key, decode_page(scope, mark, found.data if found is not None else b""))
         return page  # not looked up once more: another thread may have put others in its place
 
-    def _kept(self, key: str, page: Mapping[str, HeadRecord]) -> Mapping[str, HeadRecord]:
+    def _kept(self, key: str, page: Page) -> Page:
         self._pages[key] = page
         while len(self._pages) > _PAGES:
             self._pages.popitem(last=False)
@@ -452,7 +452,7 @@ def left_behind(driver: Driver, session: str, head: Head) -> Iterator[Entry]:
     listed = list(driver.keys(f"data/{session}/"))
     if not listed:
         return
-    marks = {mark for record in head.records.values() for mark in (record.mark, record.meta[0])}
+    marks = {mark for record in head.all() for mark in (record.mark, record.meta[0])}
     marks.update(head.pages)
     streams = {held.stream for held in (*head.held(), *head.freed)}
     limit: float | None = None

@@ -45,7 +45,7 @@ class Broken(KeyedStore):
 
     def held(self, path: str) -> tuple[Held, ...]:
         base = self._name(path)
-        record = self.heads.read(scope_of(base)).head.records.get(base)
+        record = self.heads.read(scope_of(base)).head.get(base)
         return record.contents if record is not None else ()
 
 
@@ -59,9 +59,9 @@ def on(place: type[KeyedStore], broken: type[Broken]) -> type[KeyedStore]:
 class KeepsForEver(Broken):
     """What nobody holds any more stays, and is found."""
 
-    def letting_go(self, scope: str, head: Head, after: Head, *args: Any, **options: Any) -> Step:
-        step = super().letting_go(scope, head, after, *args, **options)
-        freed = frozenset((head.held() | head.freed) - after.held())
+    def letting_go(self, scope: str, after: Head, went: Any, *args: Any, **options: Any) -> Step:
+        step = super().letting_go(scope, after, went, *args, **options)
+        freed = frozenset(after.loose([*went, *after.freed]))
         drops = set(step.drops) - set(self.keys_of(scope, freed))
         return step._replace(head=step.head._replace(freed=freed), drops=sorted(drops))
 
@@ -78,12 +78,12 @@ class ForgetsWhatItReplaces(Broken):
     """A checkpoint that is replaced goes on holding what it held."""
 
     def letting_go(
-        self, scope: str, head: Head, after: Head, mine: Any, puts: Any = (), drops: Any = (), needs: Any = ()
+        self, scope: str, after: Head, went: Any, mine: Any, puts: Any = (), drops: Any = (), needs: Any = ()
     ) -> Step:
-        step = super().letting_go(scope, head, after, mine, puts, drops, needs)
+        step = super().letting_go(scope, after, went, mine, puts, drops, needs)
         if not puts:
             return step
-        freed = frozenset((head.held() | head.freed) - after.held())
+        freed = frozenset(after.loose([*went, *after.freed]))
         drops = set(step.drops) - set(self.keys_of(scope, freed))
         return step._replace(head=step.head._replace(freed=freed), drops=sorted(drops))
 
@@ -102,8 +102,8 @@ class LooksAndDoesNotHold(Broken):
 
     made = type("Made", (Contents,), {"kind": _Unheld})
 
-    def letting_go(self, scope: str, head: Head, after: Head, *args: Any, **options: Any) -> Step:
-        step = super().letting_go(scope, head, after, *args, **options)
+    def letting_go(self, scope: str, *args: Any, **options: Any) -> Step:
+        step = super().letting_go(scope, *args, **options)
         drops = [*step.drops, *self.keys_of(scope, step.head.freed)]
         return step._replace(head=step.head._replace(freed=frozenset()), drops=drops)
 
@@ -199,8 +199,9 @@ class LosesContentsOfResealed(Broken):
             base = self._name(path)
 
             def change(head: Head) -> Step:
-                bare = head.holding(base, replace(head.records[base], contents=()))
-                return self.letting_go(self.scope(path), head, bare, None)
+                record = head.records[base]
+                bare = head.holding(replace(record, contents=()))
+                return self.letting_go(self.scope(path), bare, record.contents, None)
 
             self.heads.change(scope_of(base), change)
 

@@ -48,7 +48,7 @@ class _Rewriting(MemoryStore):
     def former(self, path: str) -> dict[str, bytes]:
         """Part by part, the meta last; nothing if it is not there."""
         base = self._name(path)
-        record = self.heads.read(scope_of(base)).head.records.get(base)
+        record = self.heads.read(scope_of(base)).head.get(base)
         if record is None:
             return {}
         found = {

@@ -125,18 +125,19 @@ class LocalStore(Store[LocalLease]):
             check_own(path, its, mine.session)
         own = mine is not None and its is not None
         guard = partial(self._committing, target, mine, own, stage if len(parts) == 1 else "")
+        first = target.folder not in self._settled
         self._settle(target.folder)
-        if own:
-            former = os.path.lexists(target.final(META))
-            self.synced &= trio.write(self._disk, target, parts, stage, guard)
-            if former:
-                self._tidy(target)
-            return
         with ExitStack() as locks:
-            with refusing("lock", target.lock):
-                locks.enter_context(held(target.lock))
+            if own:
+                untidy = os.path.lexists(target.final(META))
+            else:
+                with refusing("lock", target.lock):
+                    # a writer that is killed leaves its lock file beside what it has staged
+                    untidy = first or os.path.lexists(target.lock)
+                    locks.enter_context(held(target.lock))
             self.synced &= trio.write(self._disk, target, parts, stage, guard)
-            self._tidy(target)
+            if untidy:
+                self._tidy(target)
 
     def open(self, path: str, part: str, stage: str) -> FileSource:
         return trio.open_part(self._disk, self._target(path), part, stage)

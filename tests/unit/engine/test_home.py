@@ -339,12 +339,13 @@ class Reading(Disk):
         return super().open(path)
 
 
-def test_a_save_reads_nothing_of_those_before_it() -> None:
+@pytest.mark.parametrize("path", [None, "c/mine.pkl", "c/mine{}", "elsewhere/mine{}.pkl"])
+def test_a_save_reads_nothing_of_those_before_it(path: str | None) -> None:
     disk, counts = Reading(), list[int]()
 
     def body(context: TaskExecutionContext) -> None:
         disk.count = 0
-        context.execution_context.checkpoint()
+        context.execution_context.checkpoint(path and path.format(context.cycle))
         counts.append(disk.count)
 
     loop(20, body, store=LocalStore("c", disk=disk)).execute()

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
 import threading
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from tests.trios import put as put_trio
 from tests.trios import put_own
 from tests.unit.stores.faults import FaultyDisk
 from tests.unit.stores.kinds import RANKS
-from tests.unit.stores.programs import printed
+from tests.unit.stores.programs import ROOT, command, printed
 from tests.unit.stores.texts import parts
 
 OWN = "session_s_step_1_1700000000-1"
@@ -146,6 +147,26 @@ def test_two_writers_of_one_path_go_one_after_the_other(tmp_path: Path) -> None:
         "best.pkl",
         "best.state.json",
     ]
+
+
+def test_what_a_killed_writer_of_a_name_has_staged_goes_with_the_next_save(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    put(store, f"{tmp_path}/best.pkl", "before")  # the first look at the folder finds nothing
+    program = (
+        "import os, sys\n"
+        "from graflow_ckpt.stores.files.disk import Disk\n"
+        "from tests.unit.stores.files.test_store import LocalStore, put\n"
+        "class Deadly(Disk):\n"
+        "    def rename(self, source, target):\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "put(LocalStore(sys.argv[1], disk=Deadly()), sys.argv[1] + '/best.pkl', 'dead')\n"
+    )
+    subprocess.run(command(program, tmp_path), cwd=ROOT, check=False)
+    staged = len([*tmp_path.glob("best.dead.*.tmp")])
+
+    put(store, f"{tmp_path}/best.pkl")
+
+    assert (staged, [*tmp_path.glob("*.tmp")]) == (3, [])
 
 
 def test_a_path_called_like_the_session_has_another_lock(tmp_path: Path) -> None:

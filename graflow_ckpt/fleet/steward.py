@@ -39,7 +39,7 @@ from graflow_ckpt.fleet.worker import deaf, reached
 from graflow_ckpt.links.complaints import damaged, translated
 from graflow_ckpt.links.processes import describe, is_gone, myself, owner_from
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.wire import Step, leave_former, together
+from graflow_ckpt.links.wire import Step
 from graflow_ckpt.sessions.redis.keys import head_of, keys_of, source, wrong_keys
 from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import parse_line
@@ -162,7 +162,7 @@ class FleetRepair:
         """Return what there is to do in each; an error where one cannot be looked at."""
         look = self._link.script(LOOK)
         steps: list[Step] = [(look, [f"{keys_of(session)}c"], ["", AGAIN]) for session in sessions]
-        return together(self._link.client, self._link.address, steps) if steps else []
+        return self._link.together(steps) if steps else []
 
     def _note(self, name: bytes, expected: int, following: int | str) -> None:
         self._noted += (name, expected, following)
@@ -379,7 +379,7 @@ class Steward:
         except Exception as error:  # noqa: BLE001  a sweeper's pass
             self._complaints.say(chore.name, error)
             for link in (self._link, self._rq_link):
-                leave_former(error, link.client)
+                link.leave_former(error)
             return max(AWAY, chore.every)
         for failed in self._sweeper.failed:
             self._complaints.say("a repair", failed)

@@ -25,7 +25,7 @@ from urllib.parse import urlencode
 from graflow_ckpt.core.errors import BadAddress, ServerGone, ServerTooOld
 from graflow_ckpt.links.addresses import Address, no_cluster, options_of, parse
 from graflow_ckpt.links.complaints import SILENT, redis, theirs, translated
-from graflow_ckpt.links.wire import Script, Wire
+from graflow_ckpt.links.wire import Argument, Script, Step, Wire, Wires
 
 log = logging.getLogger("graflow_ckpt.sessions")
 
@@ -126,7 +126,6 @@ def _bare(host: tuple[str, int]) -> tuple[str, int]:
     return host[0].strip("[]"), host[1]
 
 
-_IDLE = 4  # connections that are kept for the next call
 OLDEST = (5, 0)  # what RQ needs, and what scripts need that read the clock before they write
 
 
@@ -140,36 +139,44 @@ class RedisLink:
         self.address = address
         self.client: Any = client  # its types allow a coroutine for each reply
         self._scripts: dict[tuple[str, tuple[str, ...]], Script] = {}
-        self._idle: list[Wire] = []
+        self._wires = Wires(client, address)
 
     def script(self, source: str, types: Sequence[str] = ()) -> Script:
         known = (source, tuple(types))
         if known not in self._scripts:
-            self._scripts[known] = Script(self.client, self.address, source, types)
+            self._scripts[known] = Script(self._wires, source, types)
         return self._scripts[known]
 
     def connection(self) -> Wire:
         """Return a connection of its own."""
-        while self._idle:
-            wire = self._idle.pop()
-            if wire.is_fresh():
-                return wire
-            wire.close()
-        return Wire(self.client, self.address)
+        return self._wires.take()
 
     def done_with(self, wire: Wire) -> None:
-        """Keep it for the next caller: to open one costs as much as a hundred calls."""
-        if wire.rests and len(self._idle) < _IDLE:
-            self._idle.append(wire)
-        else:
-            wire.close()
+        self._wires.put_back(wire)
+
+    def ask(self, *words: Argument) -> Any:
+        """Return the reply to one plain command."""
+        return self._wires.lend(lambda wire: wire.ask(*words))
+
+    def ask_text(self, most: int, *words: Argument) -> Any:
+        """Do the same where a text of up to so many bytes comes, of which no copy is to be made."""
+        return self._wires.lend(lambda wire: wire.ask_text(most, *words))
+
+    def together(self, steps: Sequence[Step]) -> list[Any]:
+        """Return the results of the steps, in one round trip.
+
+        All of them are sent again if the server does not know a script, so each has to be one that may be run
+        twice. An error of one step is in its place, in our words; the others are run.
+        """
+        return self._wires.together(steps)
 
     def now(self) -> float:
         """Return the server's time: the clocks of machines differ."""
-        client: Any = self.client
-        with translated(self.address):
-            seconds, micros = client.time()
+        seconds, micros = self.ask("TIME")
         return float(seconds) + float(micros) / 1e6
+
+    def leave_former(self, error: Exception) -> None:
+        self._wires.leave_former(error)
 
     def patiently(self, ask: Callable[[], T], session: str, seconds: float) -> T:
         """Return the answer to something that changes nothing; ServerGone if none comes in so many seconds.
@@ -191,8 +198,7 @@ class RedisLink:
             pause = min(pause * 2, 1.0)
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        self._wires.close()
         _close(self.client)
 
     def __repr__(self) -> str:

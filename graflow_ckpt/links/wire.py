@@ -16,12 +16,14 @@ import socket
 import struct
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import zip_longest
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from graflow_ckpt.core.errors import ServerGone, ServerReadOnly
+from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.links.complaints import (
     Key,
     code_of,
@@ -33,7 +35,10 @@ from graflow_ckpt.links.complaints import (
     translated,
 )
 
-Argument = bytes | str | int | float | bytearray | memoryview
+T = TypeVar("T")
+
+Plain = bytes | str | int | float | bytearray | memoryview
+Argument = Plain | tuple[Buffer, ...]  # pieces of one word, which are sent without a copy
 Step = tuple["Script | None", Sequence[Key], Sequence[Argument]]  # a call; without a script, plain words
 
 
@@ -41,75 +46,33 @@ class Script:
     """A Lua script that a server runs: sent by its digest, loaded where it is not known.
 
     Call it with keys and arguments. A call is sent once; it is sent again only where the server has certainly
-    not run it (it did not know the script). `together` is for what may be run twice.
+    not run it (it did not know the script).
 
     `types`: what each key holds (`hash`, `zset` …), so that one that something else uses can be named.
     """
 
-    __slots__ = ("_address", "_client", "sha", "source", "types")
+    __slots__ = ("_wires", "sha", "source", "types")
 
-    def __init__(self, client: redis.Redis, address: str, source: str, types: Sequence[str] = ()) -> None:
+    def __init__(self, wires: Wires, source: str, types: Sequence[str] = ()) -> None:
         self.source = source
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
         self.types = tuple(types)
-        self._client = client
-        self._address = address
+        self._wires = wires
 
     def __call__(self, keys: Sequence[Key], args: Sequence[Argument] = ()) -> Any:
-        try:
-            return self._run(keys, args)
-        except redis.RedisError as error:
-            raise _said(error, (self, keys, args), self._address, self._client) from error
+        (found,) = self._wires.together([(self, keys, args)])
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def words(self, keys: Sequence[Key], args: Sequence[Argument], *, whole: bool) -> list[Argument]:
         """Return the call as a command; `whole`: with the text of the script."""
+        # not SCRIPT LOAD and then the call: between the two it could be forgotten again
         head: list[Argument] = ["EVAL", self.source] if whole else ["EVALSHA", self.sha]
         return [*head, len(keys), *keys, *args]
 
-    def _run(self, keys: Sequence[Key], args: Sequence[Argument]) -> Any:
-        try:
-            return self._client.execute_command(*self.words(keys, args, whole=False))
-        except theirs.NoScriptError:
-            # not SCRIPT LOAD and then the call: between the two it could be forgotten again
-            return self._client.execute_command(*self.words(keys, args, whole=True))
-
     def __repr__(self) -> str:
         return f"Script({self.sha[:8]})"
-
-
-def together(client: redis.Redis, address: str, steps: Sequence[Step]) -> list[Any]:
-    """Return the results of the steps, in one round trip.
-
-    All of them are sent again if the server does not know a script, so each has to be one that may be run
-    twice. An error of one step is in its place, in our words; the others are run.
-    """
-    for whole in (False, True):
-        line = client.pipeline(transaction=False)
-        for script, keys, args in steps:
-            line.execute_command(*(args if script is None else script.words(keys, args, whole=whole)))
-        try:
-            replies: list[Any] = line.execute(raise_on_error=False)
-        except redis.RedisError as error:
-            raise in_our_words(error, address) from error
-        if not any(isinstance(reply, theirs.NoScriptError) for reply in replies):
-            break
-    return [
-        _said(reply, step, address, client) if isinstance(reply, redis.RedisError) else reply
-        for reply, step in zip(replies, steps, strict=True)
-    ]
-
-
-def _said(error: redis.RedisError, step: Step, address: str, client: redis.Redis) -> Exception:
-    said = _complaint(error, step, address, client.type)
-    leave_former(said, client)
-    return said
-
-
-def leave_former(error: Exception, client: redis.Redis) -> None:
-    """Open connections again if that server is a replica: a failover leads the address to another one, and
-    those that are open to the former master."""
-    if isinstance(error, ServerReadOnly):
-        client.connection_pool.disconnect(False)
 
 
 def _complaint(error: redis.RedisError, step: Step, address: str, type_of: Any) -> Exception:
@@ -150,29 +113,54 @@ class BareLine:
             protocolError=redis.InvalidResponse, replyError=_Complaint, notEnoughData=_NOT_YET
         )
         self._write, self._recv, self._feed, self._gets = sock.sendall, sock.recv, reader.feed, reader.gets
+        self._recv_into = sock.recv_into
 
     def send(self, words: Sequence[Argument]) -> None:
-        packed = _packed(tuple(words))
-        try:
-            self._write(packed)
-        except OSError as error:
-            raise _lost(error, "writing to") from error
+        self._send(_packed(tuple(words)))
+
+    def send_all(self, commands: Sequence[Sequence[Argument]]) -> None:
+        self._send(*_pieces(commands))
 
     def read(self) -> Any:
         reply = self._gets()
         while reply is _NOT_YET:
-            try:
-                data = self._recv(_CHUNK)
-            except OSError as error:
-                raise _lost(error, "reading from") from error
-            if not data:
-                raise redis.ConnectionError("Connection closed by server.")
-            self._feed(data)
+            self._feed(self._received())
             reply = self._gets()
         if type(reply) is _Complaint:
             text = str(reply)
             raise theirs.NoScriptError(text) if text.startswith("NOSCRIPT") else redis.ResponseError(text)
         return reply
+
+    def read_text(self, most: int) -> Any:
+        """Read the reply to one command. A large text is read into the place where it stays."""
+        data = self._received()
+        header, _, rest = data.partition(b"\r\n")
+        size = int(header[1:]) if header[:1] == b"$" and header[1:].isdigit() else 0
+        if not _CHUNK < size <= most:
+            self._feed(data)
+            return self.read()
+        text, at = memoryview(bytearray(size + 2)), len(rest)
+        text[:at] = rest
+        while at < len(text):
+            at += self._received(text[at:])
+        return text[:size]
+
+    def _send(self, *pieces: Buffer) -> None:
+        try:
+            for piece in pieces:
+                self._write(piece)
+        except OSError as error:
+            raise _lost(error, "writing to") from error
+
+    def _received(self, place: memoryview | None = None) -> Any:
+        """Return bytes that have come; or how many, if they are put into a place."""
+        try:
+            found = self._recv(_CHUNK) if place is None else self._recv_into(place)
+        except OSError as error:
+            raise _lost(error, "reading from") from error
+        if not found:
+            raise redis.ConnectionError("Connection closed by server.")
+        return found
 
 
 class SlowLine:
@@ -182,11 +170,14 @@ class SlowLine:
         self._connection = connection
 
     def send(self, words: Sequence[Argument]) -> None:
+        self.send_all((words,))
+
+    def send_all(self, commands: Sequence[Sequence[Argument]]) -> None:
         if hiredis is not None:
-            packed = [_packed(tuple(words))]
+            packed = [_packed(tuple(words)) for words in commands]
         else:
             try:
-                packed = self._connection.pack_command(*map(_plain, words))
+                packed = self._connection.pack_commands([map(_plain, words) for words in commands])
             except UnicodeEncodeError as error:
                 raise redis.DataError(str(error)) from error
         self._connection.send_packed_command(packed, check_health=False)
@@ -194,9 +185,47 @@ class SlowLine:
     def read(self) -> Any:
         return self._connection.read_response(disable_decoding=True)
 
+    def read_text(self, most: int) -> Any:
+        return self.read()
+
+
+def _answers(read: Callable[[], Any], count: int) -> list[Any]:
+    """Return so many replies; of a command that has failed it is the error."""
+    found: list[Any] = []
+    for _ in range(count):
+        try:
+            found.append(read())
+        except redis.ResponseError as error:
+            found.append(error)
+    return found
+
 
 class _Complaint(Exception):
     """An error that the server answers with: hiredis returns it, and does not raise it."""
+
+
+def _pieces(commands: Sequence[Sequence[Argument]]) -> list[Buffer]:
+    """Return commands as they are sent: nothing large is copied, and what is small goes together."""
+    found: list[Buffer] = []
+    small: list[Buffer] = []
+    for words in commands:
+        if tuple not in map(type, words):
+            small.append(_packed(tuple(words)))
+            continue
+        small.append(b"*%d\r\n" % len(words))
+        for word in words:
+            if not isinstance(word, tuple):
+                small.append(_packed((word,))[4:])  # without its own *1
+                continue
+            small.append(b"$%d\r\n" % sum(map(len, word)))
+            for part in word:
+                if len(part) > _CHUNK:
+                    found += (b"".join(small), part)
+                    small = []
+                else:
+                    small.append(part)
+            small.append(b"\r\n")
+    return [*found, b"".join(small)]
 
 
 def _packed(words: tuple[Argument, ...]) -> bytes:
@@ -212,7 +241,9 @@ def _packed(words: tuple[Argument, ...]) -> bytes:
     return packed
 
 
-def _plain(word: Argument) -> Argument:
+def _plain(word: Argument) -> Plain:
+    if isinstance(word, tuple):
+        return b"".join(word)
     return bytes(word) if isinstance(word, bytearray | memoryview) else word  # hiredis packs no others
 
 
@@ -266,12 +297,23 @@ class Wire:
         return reply
 
     def ask(self, *words: Argument) -> Any:
-        """Return the reply to one plain command that is about this connection (WAITAOF, CLIENT)."""
-        if not self.rests:
-            self._out_of_step()
-        self._waiting = _WORDS  # an interrupt leaves a reply behind here, too
+        """Return the reply to one plain command."""
+        self._begin()
         self._send(words)
         return self._reply(None)
+
+    def ask_text(self, most: int, *words: Argument) -> Any:
+        """Do the same where a text of up to so many bytes comes, of which no copy is to be made."""
+        self._begin()
+        self._send(words)
+        return self._reply(None, partial(self._line.read_text, most))
+
+    def ask_all(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Return the replies to commands that go together; of one that has failed it is the error."""
+        self._begin()
+        self._send(commands, self._line.send_all)
+        found: list[Any] = self._reply(None, partial(_answers, self._line.read, len(commands)))
+        return found
 
     def reconnect(self) -> None:
         """Open it again: at the master that there is now."""
@@ -307,9 +349,14 @@ class Wire:
 
     # --- within ------------------------------------------------------------------------
 
-    def _send(self, words: Sequence[Argument]) -> None:
+    def _begin(self) -> None:
+        if not self.rests:
+            self._out_of_step()
+        self._waiting = _WORDS  # an interrupt leaves a reply behind here, too
+
+    def _send(self, words: Sequence[Any], send: Callable[[Sequence[Any]], None] | None = None) -> None:
         try:
-            self._line.send(words)
+            (send or self._line.send)(words)
         except redis.DataError:
             self._waiting = None  # nothing has left
             raise
@@ -321,9 +368,9 @@ class Wire:
         self._send((b"EVAL", script.source, len(keys), *keys, *args))
         return self._reply(waiting)
 
-    def _reply(self, call: _Call | None) -> Any:
+    def _reply(self, call: _Call | None, read: Callable[[], Any] | None = None) -> Any:
         try:
-            reply = self._line.read()
+            reply = (read or self._line.read)()
         except redis.RedisError as error:
             self._failed(error, call)
         self._waiting = None
@@ -353,3 +400,70 @@ class Wire:
             hint="Reconnect; what was asked last may have been done.",
             address=self.address,
         )
+
+
+_IDLE = 8  # connections that are kept for the next call
+
+
+class Wires:
+    """The connections of one link. Each is lent to one caller at a time; threads may ask at once."""
+
+    def __init__(self, client: redis.Redis, address: str) -> None:
+        self._client, self._address = client, address
+        self._idle: list[Wire] = []
+
+    def take(self) -> Wire:
+        while True:
+            try:
+                wire = self._idle.pop()
+            except IndexError:
+                return Wire(self._client, self._address)
+            if wire.is_fresh():
+                return wire
+            wire.close()
+
+    def put_back(self, wire: Wire) -> None:
+        """Keep it for the next caller: to open one costs as much as a hundred calls."""
+        if wire.rests and len(self._idle) < _IDLE:
+            self._idle.append(wire)
+        else:
+            wire.close()
+
+    def lend(self, work: Callable[[Wire], T]) -> T:
+        """Return what the work with a connection gives."""
+        wire = self.take()
+        try:
+            return work(wire)
+        finally:
+            self.put_back(wire)
+
+    def together(self, steps: Sequence[Step]) -> list[Any]:
+        """Return the results of the steps; see RedisLink."""
+        for whole in (False, True):
+            commands = [s.words(keys, args, whole=whole) if s else args for s, keys, args in steps]
+            replies = self.lend(partial(Wire.ask_all, commands=commands))
+            if not any(isinstance(reply, theirs.NoScriptError) for reply in replies):
+                break
+        return [
+            self._said(reply, step) if isinstance(reply, redis.RedisError) else reply
+            for reply, step in zip(replies, steps, strict=True)
+        ]
+
+    def leave_former(self, error: Exception) -> None:
+        """Open connections again if that server is a replica: a failover leads the address to another one,
+        and those that are open to the former master."""
+        if isinstance(error, ServerReadOnly):
+            self._client.connection_pool.disconnect(False)
+            self.close()
+
+    def close(self) -> None:
+        """Close those that nobody uses."""
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+    def _said(self, error: redis.RedisError, step: Step) -> Exception:
+        said = _complaint(error, step, self._address, self._client.type)
+        said.__cause__ = error
+        self.leave_former(said)
+        return said

@@ -31,7 +31,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.links.addresses import parse
 from graflow_ckpt.links.redis import Finding, RedisLink, client_to, examine, open_link
-from graflow_ckpt.links.wire import Step, together
+from graflow_ckpt.links.wire import Step
 from tests.proxy import Proxy
 from tests.servers import Sentinel, Server, free_port
 
@@ -430,7 +430,7 @@ def test_a_script_that_is_not_known_travels_with_its_call(redis_server: Server, 
     "ask",
     [
         lambda link, script: script(["n"]),
-        lambda link, script: together(link.client, link.address, [(None, (), ["PING"]), (script, ["n"], ())]),
+        lambda link, script: link.together([(None, (), ["PING"]), (script, ["n"], ())]),
     ],
     ids=["alone", "with others"],
 )
@@ -471,9 +471,9 @@ def test_steps_that_go_together_are_run_again_with_a_script_that_was_not_known(l
     script = link.script(COUNT)
     steps: list[Step] = [(None, (), ["SET", "x", b"1"]), (script, ["n"], ())]
 
-    assert together(link.client, link.address, steps) == [True, 1]
+    assert link.together(steps) == [b"OK", 1]
     link.client.script_flush()
-    assert together(link.client, link.address, [*steps, (script, ["n"], ())]) == [True, 2, 3]
+    assert link.together([*steps, (script, ["n"], ())]) == [b"OK", 2, 3]
 
 
 def test_what_is_wrong_with_one_step_is_in_its_place_and_the_others_are_run(link: RedisLink) -> None:
@@ -485,7 +485,7 @@ def test_what_is_wrong_with_one_step_is_in_its_place_and_the_others_are_run(link
         (link.script(COUNT), ["n"], ()),
     ]
 
-    unknown, wrong, done = together(link.client, link.address, steps)
+    unknown, wrong, done = link.together(steps)
 
     assert isinstance(unknown, ServerError)
     assert isinstance(wrong, KeyTaken)

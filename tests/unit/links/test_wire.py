@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from time import sleep
 from types import FrameType
 
 import pytest
@@ -26,6 +29,7 @@ from graflow_ckpt.core.errors import (
     ServerReadOnly,
     ServerRefuses,
 )
+from graflow_ckpt.links import wire as wires
 from graflow_ckpt.links.complaints import code_of, in_our_words, taken, translated
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.testing.drivers import at_once
@@ -48,6 +52,85 @@ def test_a_call_returns_what_the_script_returns_in_bytes(link: RedisLink) -> Non
 @pytest.mark.parametrize("data", [bytearray(b"abc"), memoryview(b"abc")])
 def test_any_buffer_can_be_sent(link: RedisLink, data: memoryview) -> None:
     assert link.connection().call(link.script(ECHO), ["k"], [data]) == [b"k", b"abc"]
+
+
+@pytest.fixture(params=["bare", "slow"])
+def line(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without the C half of redis-py."""
+    if request.param == "slow":
+        monkeypatch.setattr(wires, "hiredis", None)
+
+
+LARGE = wires._CHUNK
+
+
+@pytest.mark.usefixtures("line")
+@pytest.mark.parametrize("size", [0, 1, LARGE - 8, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE, 5_000_000])
+def test_a_text_of_any_size_comes_whole(link: RedisLink, size: int) -> None:
+    data = bytes(range(256)) * (size // 256 + 1)
+    link.client.set("text", data[:size])
+
+    for most in (size, size - 1, 1 << 30):
+        assert link.ask_text(most, "GETRANGE", "text", 0, -1) == data[:size]
+    assert link.ask("STRLEN", "text") == size  # and nothing is left of it
+
+
+@pytest.mark.usefixtures("line")
+def test_what_is_no_text_is_answered_as_ever(link: RedisLink) -> None:
+    link.client.hset("hash", "a", 1)
+
+    assert link.ask_text(LARGE, "GET", "none") is None
+    assert link.ask_text(LARGE, "HLEN", "hash") == 1
+    with pytest.raises(ServerError, match="WRONGTYPE"):
+        link.ask_text(LARGE, "GET", "hash")
+    assert link.ask("PING") == b"PONG"
+
+
+@pytest.mark.parametrize("cut", [1, 4, 9, 70_000, 200_000 + 10])
+def test_a_text_that_comes_in_pieces_is_whole_and_one_that_ends_in_the_middle_is_lost(cut: int) -> None:
+    data = b"$200000\r\n" + b"x" * 200_000 + b"\r\n"
+    for rest in (data[cut:], b""):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            sender = threading.Thread(target=_in_two, args=(theirs, data[:cut], rest))
+            sender.start()
+            if rest:
+                assert wires.BareLine(ours, None).read_text(200_000) == b"x" * 200_000
+            else:
+                with pytest.raises(redis.ConnectionError):
+                    wires.BareLine(ours, None).read_text(200_000)
+            sender.join()
+
+
+def _in_two(sock: socket.socket, first: bytes, rest: bytes) -> None:
+    sock.sendall(first)
+    sleep(0.01)
+    sock.sendall(rest)
+    sock.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.usefixtures("line")
+@pytest.mark.parametrize("sizes", [(0, 0), (20, 100), (20, LARGE + 1), (LARGE + 1, LARGE + 1)])
+def test_a_word_may_be_in_pieces(link: RedisLink, sizes: tuple[int, int]) -> None:
+    first, rest = b"a" * sizes[0], bytearray(b"b" * sizes[1])
+    script = link.script(ECHO)
+    steps: list[wires.Step] = [
+        (None, (), ("SET", "text", (first, rest), "EX", 100)),
+        (script, ["k"], ["v"]),
+        (None, (), ("GET", "text")),
+    ]
+
+    assert link.together(steps) == [b"OK", [b"k", b"v"], first + rest]
+
+
+@pytest.mark.usefixtures("line")
+def test_nothing_is_sent_of_commands_one_of_which_cannot_be(link: RedisLink) -> None:
+    steps: list[wires.Step] = [(None, (), ("SET", "n", 1)), (None, (), ("SET", "n", "caf\udce9"))]
+
+    with pytest.raises(redis.DataError):
+        link.together(steps)
+
+    assert link.ask("GET", "n") is None
 
 
 @pytest.mark.parametrize("word", [object(), "caf\udce9"])

@@ -11,9 +11,8 @@ from importlib.resources import files
 from typing import Any
 
 from graflow_ckpt.core.protocols import Buffer
-from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.wire import Argument, Step, together
+from graflow_ckpt.links.wire import Argument, Step
 from graflow_ckpt.stores.driver import BatchDone, Entry, Hit, Put, Row, Stored, Tag
 
 PREFIX = "graflow:ck:"
@@ -23,7 +22,8 @@ _LIFE = 3600  # seconds: what was written ahead of a script that never came is g
 _HEAD = 20
 _PAGE = 1000
 
-SYNCS = ("CONFIG", "GET", "*append*")
+_SYNCS = {"appendonly": b"yes", "appendfsync": b"always", "no-appendfsync-on-rewrite": b"no"}
+_ASKED: list[Step] = [(None, (), ("CONFIG", "GET", name)) for name in _SYNCS]
 
 
 class RedisDriver:
@@ -37,21 +37,15 @@ class RedisDriver:
         self._open = link
 
     def now(self) -> float:
-        link = self._open()
-        with translated(link.address):
-            seconds, micros = link.client.time()
-        return float(seconds) + float(micros) / 1e6
+        return self._open().now()
 
     def get(self, *keys: str) -> Sequence[Stored | None]:
-        link = self._open()
-        with translated(link.address):
-            found: list[Any] = link.client.mget([PREFIX + key for key in keys])
+        found: list[Any] = self._open().ask("MGET", *(PREFIX + key for key in keys)) if keys else []
         return [None if raw is None else Stored(raw[_HEAD:], raw[:12].hex(), _time(raw)) for raw in found]
 
     def read(self, key: str, start: int, length: int) -> Buffer | None:
-        link = self._open()
-        with translated(link.address):
-            found: Any = link.client.getrange(PREFIX + key, _HEAD + start, _HEAD + start + length - 1)
+        end = _HEAD + start + length - 1
+        found: Buffer = self._open().ask_text(length, "GETRANGE", PREFIX + key, _HEAD + start, end)
         return found if len(found) == length else None
 
     def batch(
@@ -76,34 +70,27 @@ class RedisDriver:
             if put.fresh and len(put.data) > _AHEAD:
                 # under a name of this call alone: if the script never comes, no reader takes it for written
                 ahead.append(f"{PREFIX}ahead/{tag.hex()}/{len(ahead)}")
-                steps.append((None, (), ("SET", ahead[-1], head + put.data, "EX", _LIFE)))
+                steps.append((None, (), ("SET", ahead[-1], (head, put.data), "EX", _LIFE)))
                 args += [2, _facts(put.row), ahead[-1]]
             else:
-                # older clients take no other buffer
-                args += [int(put.fresh), _facts(put.row), bytes(put.data)]
+                args += [int(put.fresh), _facts(put.row), bytes(put.data)]  # hiredis packs no other buffer
         keys += [*(PREFIX + key for key in (*drops, *needs)), *ahead]
         steps.append((link.script(source("batch"), ("zset", "hash")), keys, args))
         if not soft:
-            steps.append((None, (), SYNCS))
-        replies = together(link.client, link.address, steps)
-        for reply in replies[: len(ahead) + 1]:
-            if isinstance(reply, Exception):
-                raise reply
-        if not replies[len(ahead)]:
+            steps += _ASKED
+        replies = link.together(steps)
+        if not _raised(replies[: len(ahead) + 1])[-1]:
             return None
-        return BatchDone(tag.hex(), not soft and syncs(replies[-1]))
+        return BatchDone(tag.hex(), not soft and _all_synced(replies[len(ahead) + 1 :]))
 
     def keys(self, prefix: str) -> Iterator[Entry]:
         link = self._open()
         first, end = f"[{PREFIX}{prefix}".encode(), f"({PREFIX}{prefix}\x7f".encode()
         while True:
-            with translated(link.address):
-                found: Any = link.client.zrange(_NAMES, first, end, bylex=True, offset=0, num=_PAGE)
-                line = link.client.pipeline(transaction=False)
-                for key in found:
-                    line.strlen(key)
-                    line.getrange(key, 0, _HEAD - 1)
-                said = line.execute() if found else []
+            found: list[Any] = link.ask("ZRANGEBYLEX", _NAMES, first, end, "LIMIT", 0, _PAGE)
+            asked = [(("STRLEN", key), ("GETRANGE", key, 0, _HEAD - 1)) for key in found]
+            steps: list[Step] = [(None, (), words) for both in asked for words in both]
+            said = _raised(link.together(steps)) if steps else []
             for key, size, head in zip(found, said[::2], said[1::2], strict=True):
                 if head:
                     yield Entry(key.decode().removeprefix(PREFIX), size - _HEAD, _time(head))
@@ -121,9 +108,7 @@ class RedisDriver:
 
     def syncs(self) -> bool:
         """Return whether what the server confirms is on its disk."""
-        link = self._open()
-        (reply,) = together(link.client, link.address, [(None, (), SYNCS)])
-        return syncs(reply)
+        return _all_synced(self._open().together(_ASKED))
 
 
 @cache
@@ -147,14 +132,18 @@ def _time(raw: bytes) -> float:
 
 
 # Any: whatever the server answers.
-def syncs(reply: Any) -> bool:
-    """Return whether what the server confirms is on its disk, by its answer to SYNCS.
+def _raised(replies: list[Any]) -> list[Any]:
+    """Return the replies; raise an error that is among them."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+def _all_synced(replies: Sequence[Any]) -> bool:
+    """Return whether what the server confirms is on its disk. Hosted servers commonly refuse to say.
 
     WAITAOF is not asked: from Redis 7.4 to its repair in 2025, and in Valkey 9.1 still, it confirms
     under `everysec` what no sync has reached.
     """
-    if not isinstance(reply, list):
-        return False  # hosted servers commonly refuse to say
-    found = dict(zip(reply[::2], reply[1::2], strict=True))
-    kept = [found.get(name) for name in (b"appendonly", b"appendfsync", b"no-appendfsync-on-rewrite")]
-    return kept == [b"yes", b"always", b"no"]
+    return list(replies) == [[name.encode(), wanted] for name, wanted in _SYNCS.items()]

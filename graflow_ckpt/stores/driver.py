@@ -50,6 +50,11 @@ class Row(NamedTuple):
     status: str = ""
 
 
+def facts_of(row: Row) -> list[str]:
+    """Return a line for each fact that is known. The first one is that of all rows."""
+    return [":", *(f":{name}:{fact}" for name, fact in zip(Row._fields, row, strict=True) if fact)]
+
+
 class Hit(NamedTuple):
     """A meta that was found. `number`: of its commit, and higher than that of any before it."""
 

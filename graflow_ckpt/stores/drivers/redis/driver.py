@@ -13,7 +13,7 @@ from typing import Any
 from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.wire import Argument, Step
-from graflow_ckpt.stores.driver import BatchDone, Entry, Hit, Put, Row, Stored, Tag
+from graflow_ckpt.stores.driver import BatchDone, Entry, Hit, Put, Row, Stored, Tag, facts_of
 
 PREFIX = "graflow:ck:"
 _NAMES, _ROWS = f"{PREFIX}names", f"{PREFIX}rows"
@@ -119,11 +119,7 @@ def source(name: str) -> str:
 
 
 def _facts(row: Row | None) -> str:
-    """Return the row, a line for each fact; the first line stands for all rows."""
-    if row is None:
-        return ""
-    said = [f":{name}:{fact}" for name, fact in zip(Row._fields, row, strict=True) if fact]
-    return "\n".join([":", *said])
+    return "\n".join(facts_of(row)) if row is not None else ""
 
 
 def _time(raw: bytes) -> float:

@@ -19,7 +19,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
-from graflow_ckpt.stores.drivers.sqlite.file import PAUSE, Database
+from graflow_ckpt.stores.drivers.sqlite.file import PAUSE, Database, is_damage
 from graflow_ckpt.stores.drivers.sqlite.file import refusing as refusing_sqlite
 from graflow_ckpt.stores.drivers.sqlite.names import file_of
 from graflow_ckpt.stores.files.disk import Disk, open_own, refusing
@@ -99,7 +99,12 @@ def _copy(database: Database, staged: str, progress: Progress | None) -> None:
 
 
 def _look_through(copy: sqlite3.Connection, file: str) -> None:
-    found = [str(row[0]) for row in copy.execute("PRAGMA quick_check(3)")]
+    try:
+        found = [str(row[0]) for row in copy.execute("PRAGMA quick_check(3)")]
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        found = [str(error)]  # so much that it cannot be looked through
     if found != ["ok"]:
         raise CheckpointCorrupt(
             f"{file} is damaged, and so would its backup be: {'; '.join(found)}.",

@@ -9,8 +9,9 @@ to do.
 The file is opened by SQLite alone: POSIX takes all locks of a process off a file as soon as that process
 closes any descriptor of it.
 
-    things   key, tag, at, size, and the bytes: here, or, if they are large, in `large` by number
-             of a meta also number (the order of commits), session, workflow and status
+    things   key, tag, at, size, and the bytes: here, or in `large` by id; those of a meta in `metas`
+             of a meta also number (the order of commits) and its facts, a line each
+    facts    fact, number, meta: each fact of each meta, in the order of commits
 
 Promise: a database is made whole or not at all, however many processes try at once; one of a later version,
 or of another program, is not touched.
@@ -96,7 +97,6 @@ os.register_at_fork(before=_before_fork, after_in_parent=_gate.release, after_in
 
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _ADVICE = {
     sqlite3.SQLITE_READONLY: "It, or its folder, is read-only for this user: change that, or use another.",
     sqlite3.SQLITE_FULL: "The disk is full: free some space or use another one, then run again.",
@@ -118,6 +118,10 @@ def code_of(error: sqlite3.Error) -> int:
 
 def is_busy(error: sqlite3.Error) -> bool:
     return code_of(error) in _BUSY
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    return code_of(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def is_unconfirmed(error: sqlite3.Error) -> bool:
@@ -142,7 +146,7 @@ def refusal(error: sqlite3.Error, doing: str, file: str) -> CheckpointError:
             hint="Does a shell, a backup or a stopped process hold a transaction? End it, then run again.",
             path=file,
         )
-    if code_of(error) in _DAMAGED:
+    if is_damage(error):
         return CheckpointCorrupt(
             f"Cannot {doing} {file}: it is damaged, or no SQLite database ({name}: {error}).",
             hint="Put a backup in its place, or save what can be read: sqlite3 FILE .recover.",
@@ -508,16 +512,18 @@ _STEPS = (
         size INTEGER NOT NULL,
         data BLOB,
         large INTEGER,
+        meta INTEGER,
         number INTEGER,
-        session TEXT,
-        workflow TEXT,
-        status TEXT
+        facts TEXT
     ) STRICT, WITHOUT ROWID;
     CREATE TABLE large (id INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
-    CREATE INDEX things_number ON things (number) WHERE number IS NOT NULL;
-    CREATE INDEX things_session ON things (session, number) WHERE number IS NOT NULL;
-    CREATE INDEX things_workflow ON things (workflow, number) WHERE number IS NOT NULL;
-    CREATE INDEX things_status ON things (status, number) WHERE number IS NOT NULL;
+    CREATE TABLE metas (id INTEGER PRIMARY KEY, data BLOB NOT NULL, key TEXT NOT NULL) STRICT;
+    CREATE TABLE facts (
+        fact TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        meta INTEGER NOT NULL,
+        PRIMARY KEY (fact, number)
+    ) STRICT, WITHOUT ROWID;
     """,
 )
 VERSION = len(_STEPS)

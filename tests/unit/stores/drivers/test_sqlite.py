@@ -99,7 +99,7 @@ def test_who_could_have_written_it_is_told(store: SqliteStore, tmp_path: Path) -
 def test_a_meta_that_is_larger_than_any_is_not_read(store: SqliteStore) -> None:
     put(store, "best", "one")
     with closing(sqlite3.connect(store.file)) as connection, connection:
-        connection.execute("UPDATE things SET data = zeroblob(65 << 20) WHERE number IS NOT NULL")
+        connection.execute("UPDATE metas SET data = zeroblob(65 << 20)")
 
     assert store.meta("best") == b""
     assert [raw for _, raw in store.list()] == [b""]

@@ -120,7 +120,7 @@ def test_what_is_damaged_is_not_backed_up_over_a_good_copy(store: SqliteStore, t
     backup(store.url, tmp_path / "b.db")
     good = (tmp_path / "b.db").read_bytes()
     with closing(sqlite3.connect(store.file)) as connection:
-        ((root,),) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'things_number'")
+        ((root,),) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'facts'")
     with open(store.file, "r+b") as opened:
         opened.seek((root - 1) * 4096)
         opened.write(b"\xa5" * 4096)

@@ -1,12 +1,9 @@
-"""The link to a Postgres server: the one door to psycopg, a pool of connections, its errors in our words.
+"""The link to a Postgres server: the one door to psycopg, its connections, its errors in our words.
 
 Promise: what may pass (not reachable, lost, starting, too many clients) is a `ServerGone`, and nothing
 else is; no message holds a password. `run` asks once. `sure` asks again for some seconds when the server
-was lost, so it is for what may be carried out twice. Each process has a pool of its own: what a fork
-has copied is never used.
-
-The pool waits longer and longer between attempts to connect, and says only that it has waited. So the
-first connection, and those after a loss, are made here: they come at once, and say what is wrong.
+was lost, so it is for what may be carried out twice. Each process has connections of its own: what a
+fork has copied is never used.
 
 Statements of the hot path (`Prepared`) are sent without a cursor, which is made, its query read, and each
 value adapted again for every execution; beside a save of some kilobytes that is a quarter of the time. A
@@ -18,16 +15,14 @@ Not here: statements.
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
 import re
 import select
 import threading
+import time
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -48,10 +43,9 @@ from graflow_ckpt.stores.lease import ServerWait
 
 try:
     import psycopg
-    import psycopg_pool
     from psycopg import generators, waiting
     from psycopg.errors import error_from_result
-    from psycopg.pq import ExecStatus
+    from psycopg.pq import ExecStatus, TransactionStatus
     from psycopg.pq.abc import PGresult
 except ImportError as missing:  # also psycopg without libpq
     raise not_installed(missing, "Checkpoints cannot be kept in Postgres", "postgres") from missing
@@ -60,11 +54,9 @@ Rollback = psycopg.Rollback
 
 T = TypeVar("T")
 
-# What the pool warns of is raised here: it is needed a second time only in logs that were asked for.
-logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
-
-_CONNECTIONS = 8
-_WAIT = 2.0  # seconds for a connection of the pool, before one is made beside it
+_CONNECTIONS = 8  # that are used at once, and kept for the next caller
+_WAIT = 2.0  # seconds for one of those to be free, before another one is made
+_IDLE = 600.0  # seconds after which one that nobody used is closed
 _CONNECT = 5  # seconds for the server to answer
 _PASSING = "It may pass: try again in a moment."
 _REFUSED = (
@@ -86,6 +78,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):  # Any: rows are as the s
 
     A plan is kept: one that was made while a table was small would read all of it when it is large.
     """
+
+    _pool = None  # psycopg warns of what is not closed and has no such name: a fork leaves copies behind
 
     @classmethod
     def connect(cls, *args: Any, **more: Any) -> Connection:
@@ -112,70 +106,36 @@ class Link:
     def __init__(self, address: PostgresAddress) -> None:
         self.address = str(address)
         self._address = address
-        self._mutex = threading.Lock()
-        self._pool: psycopg_pool.ConnectionPool[Connection] | None = None
-        self._leave: weakref.finalize[[_Place], Link] | None = None
-        self._place: _Place = (0, ())
-        self._process = 0
-        _links.add(self)
+        self._connections: _Connections | None = None
 
     def run(self, work: Callable[[Connection], T]) -> T:
         """Ask once. Without context managers of ours: they would be the most of what it costs here."""
         try:
-            pool = self._own_pool()
-            try:
-                connection = pool.getconn(timeout=_WAIT)
-            except psycopg_pool.PoolTimeout:
-                with self._beside() as other:
-                    return work(other)
-            try:
-                return work(connection)
-            finally:
-                pool.putconn(connection)
+            return self._opened().run(work)
         except psycopg.Error as error:
             raise in_our_words(error, self.address) from error
 
     def sure(self, work: Callable[[Connection], T]) -> T:
         """Ask again while the server cannot be reached, for some seconds."""
-        patience, ask = ServerWait(), self.run
+        patience = ServerWait()
         while True:
             try:
-                return ask(work)
+                return self.run(work)
             except ServerGone:
                 if patience.over():
                     raise
-            ask = self._anew
+            if self._connections is not None:
+                self._connections.close()  # those from before the server came back are of no use
 
     def close(self) -> None:
-        """Leave the pool. Its connections stay while another link of this process goes to the same place."""
-        with self._mutex:
-            if self._leave is not None and self._leave.detach() and self._process == os.getpid():
-                _left(self._place)
-            self._pool = self._leave = None
+        """Leave the connections. They stay while another link of this process goes to the same place."""
+        left, self._connections = self._connections, None
+        if left is not None:
+            left.links.discard(self)
+            if not left.links:
+                left.close()
 
     # --- within ------------------------------------------------------------------------
-
-    def _anew(self, work: Callable[[Connection], T]) -> T:
-        """Ask over a connection that is made now: those from before the server came back are of no use."""
-        with translated(self.address), self._beside() as connection:
-            done = work(connection)
-        pool = self._pool
-        if pool is not None and self._process == os.getpid():
-            with suppress(psycopg.Error):
-                pool.check()
-        return done
-
-    @contextmanager
-    def _beside(self) -> Iterator[Connection]:
-        """Make a connection now, for one use."""
-        connection = self._connect()
-        try:
-            yield connection
-        finally:
-            connection.close()
-
-    def _connect(self) -> Connection:
-        return Connection.connect(**self._arguments())
 
     def _arguments(self) -> dict[str, Any]:
         """Return the arguments as psycopg takes them."""
@@ -183,101 +143,104 @@ class Link:
         given = self._address.with_credentials().arguments()
         return {**own, **given, "autocommit": True}
 
-    def _own_pool(self) -> psycopg_pool.ConnectionPool[Connection]:
-        with self._mutex:
-            if self._pool is None or self._process != os.getpid():
-                if self._leave is not None:
-                    self._leave.detach()  # of a parent: to close its pool would hang up on it
-                self._place = _place_of(self._arguments())
-                if self._place not in _pools:
-                    self._connect().close()  # says at once what is wrong
-                self._address.remember()
-                self._pool = _joined(self._place)
-                self._process = os.getpid()
-                self._leave = weakref.finalize(self, _forgotten.append, self._place)
-                self._leave.atexit = False
-            return self._pool
+    def _opened(self) -> _Connections:
+        found = self._connections
+        if found is None or found.process != os.getpid():
+            found = _connections_to(self._arguments())
+            found.run(lambda connection: None)  # says what is wrong
+            self._address.remember()
+            found.links.add(self)
+            self._connections = found
+        return found
 
 
-# --- pools -----------------------------------------------------------------------------
-
-_Place = tuple[int, tuple[tuple[str, Any], ...]]  # a process, and what it connects with
+# --- connections -----------------------------------------------------------------------
 
 
-_links: weakref.WeakSet[Link] = weakref.WeakSet()
-_pools: dict[_Place, psycopg_pool.ConnectionPool[Connection]] = {}
-"""A server has so and so many connections for all: a thousand stores of one place share a few."""
+class _Connections:
+    """The connections of this process to one place, for all links that go there. Threads may ask at once.
 
-_users: Counter[_Place] = Counter()  # links that have the pool
-_forgotten: deque[_Place] = deque()
-"""By links that were not closed. Garbage is collected at any moment, also within these functions: it only
-leaves a note, which is read by the next link that comes."""
+    A server has so and so many for all: a thousand stores of one place share a few. Those of links that were
+    not closed are closed when garbage is collected, at whatever moment that is.
+    """
 
-_sharing = threading.Lock()
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.process = os.getpid()
+        self.links: WeakSet[Link] = WeakSet()
+        self._arguments = arguments
+        self._idle: list[tuple[Connection, float]] = []  # and since when; the last used at the end
+        self._lent = 0
+        self._turn = threading.Condition()
+        weakref.finalize(self, _hang_up, self._idle, self.process)
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        lent, connection = 0, None  # a Ctrl-C comes at any time
+        try:
+            with self._turn:
+                if self._lent >= _CONNECTIONS:
+                    self._turn.wait_for(lambda: self._lent < _CONNECTIONS, _WAIT)
+                self._lent += 1
+                lent = 1
+            connection = self._fresh() or Connection.connect(**self._arguments)
+            return work(connection)
+        finally:
+            with self._turn:
+                self._lent -= lent
+                self._turn.notify()
+                kept = connection is None or self._keeps(connection)
+            if not kept and connection is not None:
+                connection.close()
+
+    def close(self) -> None:
+        """Close those that nobody uses."""
+        _hang_up(self._idle, self.process)
+
+    def _fresh(self) -> Connection | None:
+        """Return one that the server has not hung up on."""
+        while self._idle:
+            with suppress(IndexError):  # another thread was faster
+                connection, _ = self._idle.pop()
+                if not _is_closed(connection):
+                    return connection
+                connection.close()
+        return None
+
+    def _keeps(self, connection: Connection) -> bool:
+        now = time.monotonic()
+        while self._idle and self._idle[0][1] < now - _IDLE:
+            self._idle.pop(0)[0].close()
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE or len(self._idle) >= _CONNECTIONS:
+            return False
+        self._idle.append((connection, now))
+        return True
 
 
-def _place_of(arguments: dict[str, Any]) -> _Place:
-    return os.getpid(), tuple(sorted(arguments.items()))
+_known: weakref.WeakValueDictionary[tuple[int, tuple[tuple[str, Any], ...]], _Connections]
+_known = weakref.WeakValueDictionary()
+"""By process, and what they connect with."""
 
 
-def _joined(place: _Place) -> psycopg_pool.ConnectionPool[Connection]:
-    with _sharing:
-        if place not in _pools:
-            _pools[place] = psycopg_pool.ConnectionPool(
-                connection_class=Connection,
-                kwargs=dict(place[1]),
-                min_size=0,
-                max_size=_CONNECTIONS,
-                num_workers=1,
-                open=True,
-                name="graflow-ckpt",
-                check=_check,
-            )
-        _users[place] += 1
-        joined = _pools[place]
-    while _forgotten:
-        with suppress(IndexError):  # another thread was faster
-            _left(_forgotten.popleft())
-    return joined
+def _connections_to(arguments: dict[str, Any]) -> _Connections:
+    place = os.getpid(), tuple(sorted(arguments.items()))
+    return _known.setdefault(place, _known.get(place) or _Connections(arguments))
 
 
-def _check(connection: Connection) -> None:
-    """Raise if the server has hung up since, without asking it: that can be read by now."""
+def _is_closed(connection: Connection) -> bool:
+    """Return whether the server has hung up since, without asking it: that can be read by now."""
     poll = select.poll()
     poll.register(connection.pgconn.socket, select.POLLIN)
-    while poll.poll(0):  # before it hangs up it may say why
-        connection.pgconn.consume_input()  # raises if it has
+    with suppress(psycopg.Error):
+        while poll.poll(0):  # before it hangs up it may say why
+            connection.pgconn.consume_input()  # raises if it has
+        return False
+    return True
 
 
-def _left(place: _Place) -> None:
-    """Leave a pool; the last link closes it."""
-    if place[0] != os.getpid():
-        return
-    with _sharing:
-        _users[place] -= 1
-        if _users[place]:
-            return
-        pool = _pools.pop(place)
-    pool.close()
-
-
-@atexit.register
-def _close() -> None:
-    """Close the pools while their threads can still be ended."""
-    for place, pool in list(_pools.items()):
-        if place[0] == os.getpid():
-            pool.close()
-
-
-def _unlocked() -> None:
-    """Replace the locks in a forked child, whose parent may have held them; the parent's pools stay."""
-    global _sharing
-    _sharing = threading.Lock()
-    for link in list(_links):
-        link._mutex = threading.Lock()  # it is held while a server is waited for
-
-
-os.register_at_fork(after_in_child=_unlocked)
+def _hang_up(idle: list[tuple[Connection, float]], process: int) -> None:
+    """Close them; not in a forked child, whose parent goes on with them."""
+    while idle and process == os.getpid():
+        with suppress(IndexError):
+            idle.pop()[0].close()
 
 
 def upgrade_hint(address: str) -> str:
@@ -285,15 +248,6 @@ def upgrade_hint(address: str) -> str:
 
 
 # --- errors ----------------------------------------------------------------------------
-
-
-@contextmanager
-def translated(address: str) -> Iterator[None]:
-    """Translate the errors of psycopg calls."""
-    try:
-        yield
-    except psycopg.Error as error:
-        raise in_our_words(error, address) from error
 
 
 def in_our_words(error: psycopg.Error, address: str) -> ServerError | SchemaUnsupported:

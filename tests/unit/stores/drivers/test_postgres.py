@@ -292,7 +292,7 @@ def test_a_child_that_is_forked_while_a_thread_waits_for_the_server_does_not_wai
 ) -> None:
     said = kind.run("""
 path = put(store, "first", "parent")
-with store._link._mutex:  # as a thread has it that connects
+with store._link._connections._turn:  # as a thread has it that gets a connection
     if not os.fork():
         signal.alarm(20)
         read(store, path)

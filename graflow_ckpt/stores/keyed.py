@@ -202,14 +202,16 @@ class KeyedStore(Store[KeyedLease]):
                 raise names.gone(to.path, missing)
             inline = self._inline(head, new, chunks, meta)
             holds = tuple([known[name] for name in contents])
-            new = replace(new, number=head.number + 1, contents=holds, inline=inline)
+            number, places = head.number + 1, (new.parts, new.size, new.meta)
+            new = HeadRecord(new.base, new.mark, number, new.stage, *places, holds, inline)
             puts = [*(chunks if new.stream is None else ()), *(() if new.inline else (its_meta,))]
             went = [old for base in {*going, to.base} if (old := head.get(base)) is not None]
             after = head.without([old.base for old in went]).holding(new)
             if pin is not None and saving is not None:
                 after = after.without_pin(saving.mark)
             drops = {key for old in went for key in old.keys(to.scope, self.driver.chunk)}
-            drops.difference_update(new.keys(to.scope, self.driver.chunk))
+            if kept is not None:
+                drops.difference_update(new.keys(to.scope, self.driver.chunk))
             free = [*pinned, *(held for old in went for held in old.contents)]
             mine = to.lease if to.owns else None
             return self.letting_go(to.scope, after, free, mine, puts, sorted(drops), needs)
@@ -244,7 +246,10 @@ class KeyedStore(Store[KeyedLease]):
     ) -> Step:
         """Return the step to that head. `went`: contents of which a holder has gone. Those that nothing holds
         any more are dropped, but for those that the owner may just have found."""
-        loose = after.loose([*went, *after.freed])
+        free = [*went, *after.freed]
+        if not (free or after.bad):
+            return Step(after, puts, drops, needs)
+        loose = after.loose(free)
         finding = loose if mine is None and after.owner is not None else set[Held]()
         if mine is not None:
             finding = {held for found in mine.finding for held in found.values() if held in loose}
@@ -489,10 +494,14 @@ class PutTarget:
 
     def __init__(self, store: KeyedStore, base: str, lease: KeyedLease | None, stage: str) -> None:
         self.base, self.lease, self.stage = base, lease, stage
-        self.path = names.path_of(store.folder, base)
         self.scope = scope_of(base)
         self.owns = lease is not None and self.scope == lease.session
         self.mark = self.new_mark()
+        self._folder = store.folder
+
+    @property
+    def path(self) -> str:
+        return names.path_of(self._folder, self.base)
 
     def new_mark(self) -> str:
         return new_mark(self.lease.epoch if self.lease is not None and self.owns else 0)
@@ -538,6 +547,8 @@ class _Recent:
             return (record, stream) if record is not None and time.monotonic() < until else None
 
     def forget(self, *bases: str) -> None:
+        if not self._known:
+            return
         with self._mutex:
             for base in bases:
                 self._known.pop(base, None)
@@ -545,7 +556,7 @@ class _Recent:
 
 def _row(*facts: object) -> Row:
     """Return the row as every place can hold it."""
-    return Row(*(ascii(fact)[1:-1] if isinstance(fact, str) else "" for fact in facts))
+    return Row(*[ascii(fact)[1:-1] if isinstance(fact, str) else "" for fact in facts])
 
 
 def _text(facts: dict[str, object], name: str) -> str:

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from graflow_ckpt.core import errors
@@ -35,6 +36,7 @@ def base_of(name: str) -> str:
     return name
 
 
+@lru_cache(64)  # a save asks for its own name several times
 def session_of(base: str) -> str | None:
     """Return the session whose own checkpoint is called like that."""
     own = _OWN.match(base)

@@ -96,6 +96,9 @@ class Store(Generic[L]):
 
     def _name(self, path: str) -> str:
         """Return the name that a path of this store means, without the suffix of a part."""
+        folder, _, name = path.rpartition("/")
+        if folder == self.folder and session_of(base := base_of(name)) is not None:
+            return base  # as it is listed and saved
         if "://" in path:
             if (placed := self.takes(path)) is None:
                 raise elsewhere(path, self.folder)

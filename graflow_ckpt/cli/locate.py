@@ -37,7 +37,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.redaction import HIDDEN
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.stores import home_of, open_store, open_store_of
+from graflow_ckpt.stores import home_of, lies_in, open_store, open_store_of
 from graflow_ckpt.stores.places import knows, others
 
 _PLACEHOLDER = ("plain", b"\xc0")
@@ -384,8 +384,7 @@ def _state_of(found: Found) -> tuple[int, int]:
 
 def is_kept(place: Place) -> bool:
     """Return True if the cut is where its session looks for cuts; a copy elsewhere is not."""
-    folder = open_store_of(place.found.path).folder
-    return os.path.realpath(folder) == os.path.realpath(place.store.removeprefix("file://"))
+    return lies_in(place.kept_in, place.found.path)
 
 
 @dataclass(frozen=True, slots=True)

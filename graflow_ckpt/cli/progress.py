@@ -169,7 +169,7 @@ def opening(event: Event, tally: Tally) -> str:
 
 def closing(event: Event, tally: Tally) -> str:
     """Return how it ended, and what to do next."""
-    command = words.resume_command(tally.session, tally.store)
+    command = event.facts.get("resume", "")
     own = f"{tally.step - tally.first_step} in this run, {tally.seconds:.3g} s"
     steps = f"after {words.counted(tally.step, 'step')} ({own})"
     failed = tally.failed_saves
@@ -178,13 +178,11 @@ def closing(event: Event, tally: Tally) -> str:
         case "completed":
             return f"completed {steps}{lost}"
         case "stopped":
-            limit = str(2 * max(1, tally.step))
-            larger = words.resume_command(tally.session, tally.store, "--max-steps", limit)
-            return (
-                f"{event.facts.get('reason') or 'stopped'} {steps}; go on with a larger one: {larger}{lost}"
-            )
+            larger = f"{command} --max-steps {2 * max(1, tally.step)}"
+            again = f"; go on with a larger one: {larger}" if command else ""
+            return f"{event.facts.get('reason') or 'stopped'} {steps}{again}{lost}"
         case status:
-            again = f"; go on with: {command}" if status in ("failed", "stalled") and tally.saved_path else ""
+            again = f"; go on with: {command}" if status in ("failed", "stalled") and command else ""
             return f"{status} {steps}{again}{lost}"
 
 

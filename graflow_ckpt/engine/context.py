@@ -44,7 +44,7 @@ from graflow_ckpt.sessions.views import (
     TaskQueue,
     ValueChannel,
 )
-from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores import open_store, store_of
 from graflow_ckpt.stores.places import path_at
 
 if TYPE_CHECKING:
@@ -293,8 +293,8 @@ class ExecutionContext:
         """Write a checkpoint now. Of a session in Redis only a `portable` one holds queue and values."""
         if storage is not None:
             path = path_at(storage, self.home.store, self.home.own_path(self.steps), path)
-        if path is not None and "://" in path:
-            open_store(path)  # refuses what this version cannot write to
+        if path is not None:
+            open_store(path if "://" in path else store_of(path))  # refuses what cannot be written to
         metadata = check_metadata(metadata)
         saved = None
         with self.session.still() as still, self._owning():

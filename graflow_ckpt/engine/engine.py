@@ -434,13 +434,15 @@ class OwnExecution(Execution):
             # it may be asked again
             self._last_cut("failure" if failed else "end")
         unsaved = self.context.cutter.unsaved if self.context.cutter is not None else ""
-        self._emit("session_ended", status=state.status, reason=state.reason, unsaved=unsaved)
+        resume = self._command() if self._can_go_on() else ""
+        self._emit("session_ended", status=state.status, reason=state.reason, unsaved=unsaved, resume=resume)
         return self._result(state.status)
 
     def _leave(self) -> NoReturn:
         """Stop by a signal: cut if nothing is on loan, and say how to continue from where."""
         self._last_cut("signal")
-        session, last, ended = self.context.session_id, self.home.last, self.context.status == "completed"
+        session, last = self.context.session_id, self.home.resumable
+        ended = self.context.status == "completed"
         saved = f"at step {last.steps} ({last.path})" if last is not None else "and was not saved"
         if self.context.cutter is not None and self.context.cutter.recorder.has_all:
             saved = f"at step {self.context.steps}"
@@ -453,7 +455,7 @@ class OwnExecution(Execution):
         self._interrupted(message, ended=ended)
 
     def _can_go_on(self) -> bool:
-        return self.home.last is not None and self.settings.on_failure != "rollback"
+        return self.home.resumable is not None and self.settings.on_failure != "rollback"
 
     def _last_cut(self, cause: str) -> None:
         if self.settings.durability == "none":

@@ -39,6 +39,7 @@ from graflow_ckpt.stores import (
     as_typed,
     backend_of,
     folder_on_disk,
+    lies_in,
     open_beside,
     open_store,
     places,
@@ -206,7 +207,8 @@ class CheckpointPlace:
         self.program = program
         self.backend = backend_of(store if isinstance(store, str) else store.url)  # the kind of its store
         self._store = store  # an address: it may not be there to be opened
-        self.last: CheckpointMetadata | None = None
+        self.last: CheckpointMetadata | None = None  # wherever it is
+        self.resumable: CheckpointMetadata | None = None  # the last that a resume finds
         self.save_error: Exception | None = None  # of the last save, unless a later one has succeeded
         self.trace = Trace(session)
         self._told_slow = False  # saves; a session says so once
@@ -425,7 +427,7 @@ class Home(CheckpointPlace):
     def told(self) -> dict[str, Any]:
         """Return what observers are told of where it is kept."""
         where = getattr(self.store, "folder", self.store.url)
-        return {"kept": self.lease is not None, "saved": self.last is not None, "store": where}
+        return {"kept": self.lease is not None, "saved": self.resumable is not None, "store": where}
 
     def option(self) -> str:
         """Return the option of a command that finds it; "" where none is needed."""
@@ -516,13 +518,12 @@ class Home(CheckpointPlace):
         self._left = 0
         self.lineage.follow(found)
         self.trace.goes_on(found.meta)
-        self.last = found.metadata
+        self.last = self.resumable = found.metadata
         self.program.writes(self.program.written.following(found.meta))
 
     def finds(self, path: str) -> bool:
         """Return True if a resume of this session looks where that cut is."""
-        folder = os.path.dirname(path)
-        return folder == self.store.folder or f"file://{os.path.abspath(folder)}" == self.store.url
+        return lies_in(self.store, path)
 
     # --- cuts --------------------------------------------------------------------------
 
@@ -590,6 +591,7 @@ class Home(CheckpointPlace):
             raise
         lineage.extend(metadata.checkpoint_id)
         self.last, self.save_error = metadata, None
+        self.resumable = metadata if self.finds(metadata.path) else self.resumable
         return metadata
 
     def prune(self, keep: Retention, *, emit: Callable[..., None], last: bool = False) -> None:

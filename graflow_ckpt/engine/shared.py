@@ -450,7 +450,7 @@ class SharedExecution(Execution):
                 raise
             if mine.held:
                 log.warning("session %s: %s", mine.id, error, extra={"session": mine.id})
-        self._emit("session_ended", status=status, reason="")
+        self._emit("session_ended", status=status, reason="", resume=self._command())
         result = self._result(status)
         if execution_of(mine.id, self._outside.known().run) != mine.execution:
             why = f"Session {mine.id} has ended, and was run again before its result was read."

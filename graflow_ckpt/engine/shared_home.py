@@ -176,7 +176,8 @@ class SharedHome(CheckpointPlace):
         )  # fmt: skip
         saved = archive.save(place, keyring, None, snapshot, program, metadata)
         self.facts.cut_saved(state.steps, saved.checkpoint_id, saved.path)
-        self.last, self.save_error = saved, None
+        self.last = self.resumable = saved
+        self.save_error = None
         return saved
 
     def _numbered(self, portable: bool) -> tuple[SessionState, int, str | None]:

@@ -321,7 +321,7 @@ class Workflow:
         if self._ended and self._context is not None:
             ended, self._context = self._context, None
             self._ended = False
-            if ended.home.last is not None and ended.status != "completed":
+            if ended.home.resumable is not None and ended.status != "completed":
                 self._session_id = ended.session_id
 
     def _starts(self, start: str | DecoratedTask | None) -> tuple[str, ...]:

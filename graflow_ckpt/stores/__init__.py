@@ -18,6 +18,7 @@ from graflow_ckpt.stores.drivers.objects import names as objects_names
 from graflow_ckpt.stores.drivers.postgres import names as postgres_names
 from graflow_ckpt.stores.drivers.redis import names as redis_names
 from graflow_ckpt.stores.drivers.sqlite import names as sqlite_names
+from graflow_ckpt.stores.names import without_scheme
 from graflow_ckpt.stores.prefixes import (
     WRAPPERS,
     begins_like_one,
@@ -115,6 +116,17 @@ def open_store_of(path: str, store: str | None = None) -> CheckpointStore:
     return open_store(store or store_of(path))
 
 
+def lies_in(store: CheckpointStore, path: str) -> bool:
+    """Return True if that is the path of a checkpoint in the folder of a store, however it is written."""
+    taken = store.takes(path)
+    folder = os.path.dirname(taken or "")
+    return taken is not None and (folder == store.folder or _real(folder) == _real(store.url))
+
+
+def _real(where: str) -> str:
+    return prefix_of(where) + os.path.realpath(without_scheme(unwrapped(where)))
+
+
 def open_beside(own: CheckpointStore, path: str) -> CheckpointStore:
     """Return the store that a path leads to, not one of `own`. Log it, if that leaves an encrypted one."""
     place = open_store_of(path)
@@ -131,7 +143,7 @@ def home_of(said: str) -> str | None:
         return None if home_of(unwrapped(said)) is None else said
     if sqlite_names.is_sqlite(said):
         return said if os.path.isfile(sqlite_names.file_of(said)) else None
-    home = said.removeprefix("file://")
+    home = without_scheme(said)
     return home if "://" in home or os.path.isdir(home) else None
 
 

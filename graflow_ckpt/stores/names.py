@@ -28,6 +28,11 @@ _CONTENT = re.compile(r"[0-9a-f]{64}\Z")
 _SUFFIXES = tuple(f".{part}" for part in PARTS)
 
 
+def without_scheme(path: str) -> str:
+    """Return the path of a file or a folder that may be written as file://PATH."""
+    return path[7:] if path[:7].lower() == "file://" else path
+
+
 def base_of(name: str) -> str:
     """Return the name without the suffix of a part."""
     for suffix in _SUFFIXES:

@@ -28,6 +28,7 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import as_typed, backend_of, open_store
 from graflow_ckpt.stores.drivers.sqlite.names import file_of, folder_of, is_sqlite, own_file
 from graflow_ckpt.stores.files.disk import Disk, open_own
+from graflow_ckpt.stores.names import without_scheme
 
 log = logging.getLogger("graflow_ckpt.stores")
 
@@ -204,7 +205,7 @@ def _address(store: str) -> str:
     """Return a place as it is listed: the same from every working folder."""
     if store == OWN:
         return folder_of(own_file())
-    path = store.removeprefix("file://")
+    path = without_scheme(store)
     return as_typed(store) if "://" in path or path.startswith("memory:") else os.path.realpath(path)
 
 

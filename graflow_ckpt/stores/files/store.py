@@ -29,7 +29,7 @@ from graflow_ckpt.stores.files import trio
 from graflow_ckpt.stores.files.disk import Disk, FileSource, anyones, open_to_all, refusing
 from graflow_ckpt.stores.files.lock import held
 from graflow_ckpt.stores.files.ownership import LocalLease, Ownership
-from graflow_ckpt.stores.names import META, PARTS, base_of, check_own, facts_in, session_in
+from graflow_ckpt.stores.names import META, PARTS, base_of, check_own, facts_in, session_in, without_scheme
 from graflow_ckpt.stores.owners import clearing, no_take_over
 from graflow_ckpt.stores.store import Store
 
@@ -45,9 +45,7 @@ class LocalStore(Store[LocalLease]):
     contents = None
 
     def __init__(self, folder: str | os.PathLike[str] = "checkpoints", *, disk: Disk | None = None) -> None:
-        text = os.fspath(folder)
-        if text[:7].lower() == "file://":
-            text = text[7:]
+        text = without_scheme(os.fspath(folder))
         if text.endswith("?share=true"):
             raise CheckpointError(
                 f"{text} asks for values that checkpoints of a folder share, which folders do not have.",
@@ -93,7 +91,7 @@ class LocalStore(Store[LocalLease]):
 
     def takes(self, path: str) -> str | None:
         """Return the path, if it is one of files; None if it leads to another store."""
-        return path if path.startswith("file://") or "://" not in path else None
+        return path if "://" not in without_scheme(path) else None
 
     # --- ownership ---------------------------------------------------------------------
 
@@ -192,7 +190,7 @@ class LocalStore(Store[LocalLease]):
     # --- within ------------------------------------------------------------------------
 
     def _target(self, path: str) -> trio.Target:
-        text = base_of(os.fspath(path).removeprefix("file://"))
+        text = base_of(without_scheme(os.fspath(path)))
         folder, base = os.path.split(text)
         if not base or base in (".", "..") or "\0" in text:
             raise CheckpointError(
@@ -263,7 +261,7 @@ class LocalStore(Store[LocalLease]):
     def _paths(self, pattern: str | None) -> Iterator[str]:
         ending = f".{META}"
         if pattern is not None:
-            glob_of = pattern.removeprefix("file://").removesuffix(".pkl").removesuffix(ending)
+            glob_of = without_scheme(pattern).removesuffix(".pkl").removesuffix(ending)
             found = glob.iglob(glob_of + ending)
         else:
             found = (f"{self.folder}/{name}" for name in self._names() if name.endswith(ending))

@@ -31,8 +31,8 @@ def told_by(reporter: Reporter, *events: Event) -> None:
         reporter(one)
 
 
-def ended(status: str, step: int = 4, reason: str = "") -> Event:
-    return event("session_ended", step, status=status, reason=reason)
+def ended(status: str, reason: str = "", resume: str = "graflow-ckpt resume s") -> Event:
+    return event("session_ended", 4, status=status, reason=reason, resume=resume)
 
 
 def begun(**start: Any) -> Event:
@@ -80,10 +80,11 @@ def test_a_start_and_an_end_are_lines(
     assert said in capsys.readouterr().err
 
 
-def test_a_failed_session_with_nothing_to_go_on_from_names_no_command(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_a_session_with_nothing_to_go_on_from_names_no_command(
+    capsys: pytest.CaptureFixture[str], status: str
 ) -> None:
-    told_by(PlainLines(Manner(), nothing), begun(), ended("failed"))
+    told_by(PlainLines(Manner(), nothing), begun(), KEPT, ended(status, resume=""))
 
     assert "resume" not in capsys.readouterr().err.splitlines()[-1]
 

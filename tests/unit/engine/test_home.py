@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,13 @@ from graflow_ckpt.checkpoint.retention import (
     OfAll,
     Retention,
 )
-from graflow_ckpt.core.errors import JournalFailed, NoGoodCheckpoint, SessionBusy
+from graflow_ckpt.core.errors import (
+    CheckpointError,
+    Interrupted,
+    JournalFailed,
+    NoGoodCheckpoint,
+    SessionBusy,
+)
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.engine import home as tidying
 from graflow_ckpt.engine.home import Home, Tidier
@@ -111,6 +118,59 @@ def test_reserved_paths_are_never_given_twice_to_two_threads_either() -> None:
         paths = list(threads.map(home.own_path, [3] * 100))
 
     assert len({*paths}) == 100
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "checkpoints/x.pkl",
+        "link/x.pkl",
+        "{here}/checkpoints/x.pkl",
+        "file://{here}/checkpoints/x.pkl",
+        "FILE://{here}/checkpoints/x.pkl",
+        "file://{here}/other/../checkpoints/x.pkl",
+        "compressed+file://{here}/other/../checkpoints/x.pkl",
+    ],
+)
+def test_the_own_folder_is_the_own_folder_however_it_is_written(path: str, tmp_path: Path) -> None:
+    Path("link").symlink_to("checkpoints")
+    context = three(
+        store=f"compressed+file://{tmp_path}/checkpoints" if "+" in path else "checkpoints"
+    ).execution_context
+
+    saved, _ = context.checkpoint(path.format(here=tmp_path))
+
+    assert context.home.finds(saved)
+    assert Path("checkpoints/x.pkl").is_file()
+    assert not context.home.finds(f"{tmp_path}/x.pkl")
+    assert not Path("FILE:").exists()
+
+
+@pytest.mark.parametrize("path", ["~/x.pkl", "sqlite:runs.db/x", "encryptd+/srv/x.pkl"])
+def test_a_path_that_is_half_an_address_makes_no_folder_of_that_name(path: str) -> None:
+    context = three().execution_context
+
+    with pytest.raises(CheckpointError, match="Write"):
+        context.checkpoint(path)
+
+    assert not Path(path).parent.exists()
+
+
+@pytest.mark.parametrize("end", [OSError("x"), Interrupted("x", "s")])
+def test_what_is_said_of_a_resume_counts_on_no_checkpoint_that_it_does_not_find(end: BaseException) -> None:
+    def a(context: TaskExecutionContext) -> None:
+        context.execution_context.checkpoint("elsewhere/x.pkl")
+        if isinstance(end, Interrupted):
+            signal.raise_signal(signal.SIGTERM)
+        raise end
+
+    flow = chain(a, lambda: 1, session_id="s", durability="none")
+    with pytest.raises(type(end)) as ended:
+        flow.execute()
+
+    assert "graflow-ckpt resume" not in "".join([str(ended.value), *getattr(ended.value, "__notes__", [])])
+    assert flow.execution_context.last_checkpoint_path == "elsewhere/x.pkl"
+    assert CheckpointManager.list_checkpoints("s") == []
 
 
 def test_sequences_go_on_over_sessions_that_were_resumed() -> None:

@@ -36,12 +36,12 @@ from graflow_ckpt.engine.reaping import release
 from graflow_ckpt.engine.resuming import in_doubt
 from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.fleet import declining
-from graflow_ckpt.fleet.lists import asked, unlist
+from graflow_ckpt.fleet.lists import LISTS, PURGE, asked
 from graflow_ckpt.fleet.programs import check_proof
 from graflow_ckpt.fleet.status import Failure, Status, failures, read
 from graflow_ckpt.links.complaints import fact, readable
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.redis.keys import head_of, keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of
 from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import read_state
 
@@ -320,13 +320,9 @@ class Handle:
 
     def purge(self) -> None:
         """Delete all that is kept of it."""
-        head_of(self._link.client, self._link.address, self.session)  # an unknown format is left alone
         with asked(self._link):
-            self._link.client.delete(f"{self._prefix}c")  # from here on no process can add to the others
             keys = list(self._link.client.scan_iter(match=f"{self._prefix.replace('[', '?')}*", count=1000))
-            for start in range(0, len(keys), _PAGE):
-                self._link.client.delete(*keys[start : start + _PAGE])
-        unlist(self._link, self.session)
+        self._link.script(PURGE)([f"{self._prefix}c", *LISTS], keys)
 
     # --- more to look at ---------------------------------------------------------------
 

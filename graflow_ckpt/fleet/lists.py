@@ -37,8 +37,8 @@ ACTIVE = "graflow:active"
 POOLS = "graflow:pools"
 LISTS = (SESSIONS, ACTIVE)  # those that a session is put on by the script that makes it
 
-DECLINE, DISCARD, LOOK, ROTA = (
-    source(name, "graflow_ckpt.fleet") for name in ("decline", "discard", "look", "rota")
+DECLINE, DISCARD, LOOK, PURGE, ROTA = (
+    source(name, "graflow_ckpt.fleet") for name in ("decline", "discard", "look", "purge", "rota")
 )
 
 SOON = 1000
@@ -77,13 +77,6 @@ def discard(link: RedisLink, session: str, maker: str | bytes) -> bool:
     """Delete a submission that its maker does not complete, and unlist it; return True if nothing is left."""
     left: bytes = link.script(DISCARD)([f"{keys_of(session)}c", *LISTS], [maker])
     return left == b"nothing"
-
-
-def unlist(link: RedisLink, session: str) -> None:
-    """Remove a session from the lists: it is gone."""
-    with asked(link, **{SESSIONS: "zset", ACTIVE: "zset"}):
-        link.client.zrem(SESSIONS, session)
-        link.client.zrem(ACTIVE, session)
 
 
 def owner_text(owner: Owner) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from graflow_ckpt import task
 from graflow_ckpt.checkpoint.program.plan import PlanRow
-from graflow_ckpt.core.errors import InDoubt, NoSession, SessionError, TaskError
+from graflow_ckpt.core.errors import InDoubt, NoSession, SessionError, SessionExists, TaskError
 from graflow_ckpt.core.facts import Claim
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Options, Task
@@ -42,6 +43,50 @@ def test_what_was_purged_is_gone_and_a_late_commit_does_not_bring_any_of_it_back
     redis: Any = client.link.client
     assert list(redis.scan_iter(match=f"{keys_of('s')}*")) == []
     assert client.sessions() == []
+
+
+def test_a_submission_while_one_of_that_id_is_purged_is_refused_or_whole(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = bag(client, "s")
+    redis: Any = client.link.client
+    scan, refused = redis.scan_iter, list[SessionExists]()
+
+    def submitting(**options: Any) -> Iterator[bytes]:
+        try:
+            bag(client, "s")
+        except SessionExists as error:
+            refused.append(error)
+        yield from scan(**options)
+
+    monkeypatch.setattr(redis, "scan_iter", submitting)
+
+    handle.purge()
+
+    if refused:
+        bag(client, "s")
+    assert (handle.status().status, handle.status().ready) == ("running", 3)
+    assert client.sessions() == ["s"]
+
+
+def test_what_comes_while_a_session_is_purged_is_purged(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = bag(client, "s")
+    redis: Any = client.link.client
+    player, scan = Player(client, "s"), redis.scan_iter
+
+    def working(**options: Any) -> Iterator[bytes]:
+        yield from [*scan(**options)]
+        player.session.commit([("append", "late", b"\x01"), ("enqueue", "a", None, 0, 0, "late", "direct")])
+
+    monkeypatch.setattr(redis, "scan_iter", working)
+
+    handle.purge()
+
+    monkeypatch.undo()
+    player.close()
+    assert [*redis.scan_iter(match=f"{keys_of('s')}[!x]*")] == []
 
 
 def test_a_session_that_was_paused_while_its_last_task_ran_is_completed_when_it_goes_on(

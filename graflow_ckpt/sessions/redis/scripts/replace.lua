@@ -26,13 +26,9 @@ end
 --LISTED--
 if line then
   epoch = math.max(epoch, tonumber(call('HGET', P .. 'h', 'epoch') or '0'))
-  local queues = string.match(line, '^' .. string.rep('[^|]*|', 9) .. '([^|]*)|')
-  for name in string.gmatch(queues, '[^,]+') do call('UNLINK', P .. 'q:' .. name) end
-  for _, name in ipairs(call('HKEYS', P .. 'v')) do
-    if string.sub(name, 1, 1) == '=' then call('UNLINK', P .. 'a:' .. string.sub(name, 2)) end
-  end
-  for name in string.gmatch('c h dl dead g done sk pa er n v t tok own qt', '%S+') do call('UNLINK', P .. name) end
+--CLEARED--
   if ARGV[1] == 'again' then call('UNLINK', P .. 'ledger', P .. 'program') end
+  call('PERSIST', P .. 'ledger') -- it may have ended, and goes on
 end
 for i = 7, 6 + n do
   call('RENAME', stage .. ARGV[i], P .. ARGV[i])

@@ -340,6 +340,18 @@ def test_a_session_that_somebody_reads_page_by_page_is_not_rewound(link: RedisLi
     assert write(link, SessionState(SESSION), "rewind") == 2
 
 
+def test_the_ledger_of_a_session_that_goes_on_is_kept_as_long_as_the_session(link: RedisLink) -> None:
+    write(link, a_state())
+    link.client.rpush(f"{PREFIX}ledger", b"what happened")
+    for name in names(link):
+        link.client.expire(PREFIX + name, 100)
+
+    write(link, a_state(), "rewind")
+
+    assert {name: link.client.ttl(PREFIX + name) for name in names(link)} == dict.fromkeys(names(link), -1)
+    assert "ledger" in names(link)
+
+
 def test_a_session_is_not_frozen_by_who_did_not_hear_that_it_is(proxy: Proxy) -> None:
     with closing(open_link(proxy.url)) as link:
         write(link, a_state())

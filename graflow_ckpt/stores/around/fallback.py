@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar, Unpack
 
@@ -74,7 +74,7 @@ _PIECE = 4 << 20
 class Waiting:
     """One checkpoint in the folder."""
 
-    store: LocalStore
+    store: CheckpointStore
     path: str
     raw: bytes
     epoch: int
@@ -85,6 +85,10 @@ class Waiting:
     @property
     def base(self) -> str:
         return os.path.basename(self.path)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.epoch, self.sequence
 
     def parts(self) -> Parts:
         """Return the writers that copy it elsewhere, byte by byte."""
@@ -125,7 +129,7 @@ class Folder:
     def waiting(self, session: str | None = None) -> list[Waiting]:
         """Return what waits, the newest of a session first."""
         found = [e for e in (*entries(self.owned), *entries(self.free)) if session in (None, e.session)]
-        return sorted(found, key=lambda entry: (entry.epoch, entry.sequence), reverse=True)
+        return sorted(found, key=lambda entry: entry.order, reverse=True)
 
     def holder(self, base: str) -> LocalStore | None:
         """Return the store in which a checkpoint of that name waits; None if none does."""
@@ -153,13 +157,16 @@ def entries(store: LocalStore) -> Iterator[Waiting]:
     """Yield the checkpoints of one of the three. What cannot be read has no epoch, and is the oldest."""
     if not Path(store.folder).is_dir():
         return
-    for path, raw in store.list():
-        facts = facts_in(raw)
-        epoch, sequence = (
-            value if type(value := facts.get(name)) is int else -1 for name in ("epoch", "sequence")
-        )
-        stage, session = (str(facts.get(name, "")) for name in ("stage", "session_id"))
-        yield Waiting(store, path, raw, epoch, sequence, stage, session)
+    yield from (waiting(store, path, raw) for path, raw in store.list())
+
+
+def waiting(store: CheckpointStore, path: str, raw: bytes) -> Waiting:
+    facts = facts_in(raw)
+    epoch, sequence = (
+        value if type(value := facts.get(name)) is int else -1 for name in ("epoch", "sequence")
+    )
+    stage, session = (str(facts.get(name, "")) for name in ("stage", "session_id"))
+    return Waiting(store, path, raw, epoch, sequence, stage, session)
 
 
 def _write_own(write: PartWriter, epoch: int, error: BaseException, sink: Sink) -> None:
@@ -412,13 +419,14 @@ class Fallback(Wrapper):
         self._what_it_takes(lambda: self._adopt(own, lease))
 
     def _adopt(self, found: Iterable[Waiting], mine: FallbackLease | None) -> None:
-        """Put into the store what waits, in order, unless others have written under a higher epoch."""
-        epoch, known = mine.epoch if mine is not None else -1, dict[str, int]()
-        for entry in sorted(found, key=lambda entry: (entry.epoch, entry.sequence)):
-            session = entry.session
-            if entry.epoch != epoch and session not in known:
-                known[session] = self.asked(partial(highest_epoch, self.inner, session, epoch))
-            if known.get(session, 0) > entry.epoch:
+        """Put into the store what waits, in order, unless others have written what is later."""
+        highest = cache(lambda of: self.asked(partial(highest_epoch, self.inner, of.session, of.epoch)))
+        for entry in sorted(found, key=lambda entry: entry.order):
+            if mine is None:
+                later = self.asked(partial(self._is_replaced, entry))
+            else:
+                later = entry.epoch != mine.epoch and highest(mine) > entry.epoch
+            if later:
                 self._refuse(entry, "another owner has continued it")
                 continue
             try:
@@ -428,6 +436,17 @@ class Fallback(Wrapper):
                 continue
             entry.store.delete(entry.path)  # not before: after a kill in between it is sent once more
             log.info("checkpoint %s was handed over to %s", entry.base, masked(self.inner.url))
+
+    def _is_replaced(self, entry: Waiting) -> bool:
+        """Return True if the store has a later one of its session under that name.
+
+        Who saves without a lease is no owner: which epochs there are beside says nothing of that save.
+        """
+        try:
+            there = waiting(self.inner, entry.path, self.inner.meta(f"{self.inner.folder}/{entry.base}"))
+        except errors.CheckpointNotFound:
+            return False
+        return there.session == entry.session and there.order > entry.order
 
     def _put(self, entry: Waiting, lease: Lease | None) -> None:
         path = f"{self.inner.folder}/{entry.base}"

@@ -67,10 +67,11 @@ def opened(far: Far, tmp_path: Path, clock: Clock) -> Fallback:
 
 
 def put_of(
-    store: CheckpointStore, lease: object, sequence: int, size: int = 64, epoch: int | None = None
-) -> str:
-    """As a session does it: its epoch is in the meta. `epoch`: that of a copy."""
-    name, stage = own_name("s", sequence), f"n{sequence}"
+    store: CheckpointStore, lease: object, sequence: int, size: int = 64, epoch: int | None = None,
+    name: str = "",
+) -> str:  # fmt: skip
+    """As a session does it: its epoch is in the meta. `epoch`: that of a copy, or of one without a lease."""
+    name, stage = name or own_name("s", sequence), f"n{sequence}"
     epoch = epoch or lease.epoch  # type: ignore[attr-defined]
     parts = parts_of(stage, sequence=sequence, size=size)
     meta = meta_of(stage, sequence=sequence, size=size).replace(b'"epoch": 1', f'"epoch": {epoch}'.encode())
@@ -356,6 +357,41 @@ def test_saves_without_a_lease_fall_back_too(store: Fallback, far: Far, clock: C
     put(store, "other", "three")
 
     assert read(far.inner, path_of(far.inner, "best")).stage == "two"
+    assert waiting(store) == []
+
+
+def test_a_save_without_a_lease_is_handed_over_whoever_has_gone_on(
+    store: Fallback, far: Far, clock: Clock
+) -> None:
+    with owning(far), owning(far, take_over=True) as later:
+        far.cable.cut()
+        put_of(store, None, 1, epoch=1)
+        far.cable.mend()
+        put_of(far, later, 2)
+        clock.now = 5.0
+
+        put_of(store, None, 3, epoch=1)
+
+    assert {*listed(far.inner)} == {*names(1, 2, 3)}
+    assert waiting(store) == []
+
+
+@pytest.mark.parametrize(("there", "left"), [("s", "n2"), ("of another session", "n1")])
+def test_a_save_without_a_lease_does_not_replace_a_later_one_of_that_name(
+    store: Fallback, far: Far, clock: Clock, there: str, left: str
+) -> None:
+    far.cable.cut()
+    put_of(store, None, 1, epoch=1, name="best")
+    far.cable.mend()
+    if there == "s":
+        put_of(far, None, 2, epoch=1, name="best")
+    else:
+        put(far, "best", "n2", session="t", sequence=2)
+    clock.now = 5.0
+
+    put_of(store, None, 3, epoch=1)
+
+    assert read(far.inner, path_of(far.inner, "best")).stage == left
     assert waiting(store) == []
 
 

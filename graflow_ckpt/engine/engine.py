@@ -249,7 +249,7 @@ class OwnExecution(Execution):
                 self.current.drive()
                 break
             except GoBack as back:
-                self._set_up(self._go_back(back))
+                self._go_back(back)
             except errors.Interrupted:
                 self._leave()
         # A signal that came too late to stop anything still ends the program.
@@ -272,7 +272,8 @@ class OwnExecution(Execution):
         return self.context.found.meta.get("workflow") if self.context.found is not None else None
 
     def _open(self, start: str | None) -> bool:
-        self._set_up(self._prepare(start))
+        with self.context.session.still():  # what another thread adds is in the plan, or comes after it
+            self._set_up(self._prepare(start))
         return True
 
     @collector_at_rest()
@@ -401,7 +402,7 @@ class OwnExecution(Execution):
 
     # --- going back --------------------------------------------------------------------
 
-    def _go_back(self, back: GoBack) -> list[Op]:
+    def _go_back(self, back: GoBack) -> None:
         """Reset the whole session to its cut: a failed attempt left a live value changed."""
         task = back.claim.spec.task_id
         lapsed = self._lapsed.attempts if back.outcome.retry else self._lapsed.races
@@ -421,7 +422,8 @@ class OwnExecution(Execution):
             extra={"session": context.session_id, "task": task},
         )
         self.graph.compile(self.graph.starts)
-        return self._resume(context.state.epoch, died=False)
+        with context.session.still():  # see _open
+            self._set_up(self._resume(context.state.epoch, died=False))
 
     # --- after -------------------------------------------------------------------------
 

@@ -475,7 +475,8 @@ def _wait_again(graph: TaskGraph, state: SessionState, claim: Claim) -> list[Op]
     failed = graph.nodes[claim.spec.task_id]
     assert isinstance(failed, Group)
     ops: list[Op] = [("end", claim.spec.key, claim.number, "dropped")]
-    waiting = {spec.task_id for key, spec in state.specs.items() if key not in (claim.spec.key, *state.dead)}
+    left = {*state.specs} - {claim.spec.key, *state.dead}
+    waiting = {spec.task_id for spec in [*state.specs.values()] if spec.key in left}
     failed_last = state.errors.keys() - state.passed.keys()
     through = (state.completed.keys() | state.passed.keys()) - failed_last - state.skipped.keys()
     lost = [name for name in graph.nodes if name in failed_last and name not in waiting]

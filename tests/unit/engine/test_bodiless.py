@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.core.decide import ANSWERS
-from graflow_ckpt.core.facts import Claim, Op
+from graflow_ckpt.core.facts import Claim, Op, TaskSpec
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import AtLeast, Group, Options, Task
@@ -55,6 +55,25 @@ def claimed(session: MemorySession) -> Claim:
     (claim,) = session.commit([("reopen", 2, None), ("claim", 1)])
     assert (claim.spec.task_id, claim.spec.execution_strategy) == ("g", "again")
     return claim
+
+
+def test_what_another_thread_queues_while_a_group_looks_for_its_members_is_no_error() -> None:
+    class Interrupting(TaskSpec):
+        @property
+        def task_id(self) -> str:  # type: ignore[override]
+            session.commit([graph.routes["start"].enqueue()])
+            return "start"
+
+    graph = graph_of()
+    session = session_of(graph, "a", "b")
+    claim = claimed(session)
+    session.commit([graph.routes["start"].enqueue()])
+    key, spec = session.state.specs.popitem()
+    session.state.specs[key] = Interrupting(*spec)
+
+    ops, _ = without_body(graph, session, claim)
+
+    assert ops is not None
 
 
 def test_a_group_that_failed_waits_for_its_lost_members_and_they_run_again() -> None:

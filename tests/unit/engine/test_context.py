@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ from graflow_ckpt.core.policy import EveryN
 from graflow_ckpt.core.task import BestEffort, Group, Options, Task
 from graflow_ckpt.engine.attempt import digest_of
 from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.stores.files.disk import Disk
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.acceptance.places import Make
 from tests.loops import LONG, chain
 
@@ -373,6 +376,77 @@ def test_what_is_pending_can_be_asked_while_another_thread_commits(
     assert len(getattr(context.task_queue, ask)()) == 2
     other.join()
     assert getattr(context.task_queue, ask)() == []
+
+
+class Joined:
+    """A thread that does something once, as soon as it is called."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.thread = Thread(target=call)
+
+    def __call__(self) -> None:
+        if self.thread.ident is None:
+            self.thread.start()
+            self.thread.join(0.1)  # without the lock it is done by then
+
+
+class Busy(Disk):
+    """A disk that calls a function when the first checkpoint appears."""
+
+    __slots__ = ("meanwhile",)
+
+    def rename(self, source: str, target: str) -> None:
+        super().rename(source, target)
+        if target.endswith(".meta.json"):
+            self.meanwhile()
+
+
+def test_what_another_thread_sets_while_a_run_begins_is_kept_from_then_on(tmp_path: Path) -> None:
+    def a(context: Any) -> None:
+        late.thread.join()
+        shutil.copytree("checkpoints", "as it was then")
+
+    disk = Busy()
+    store = LocalStore("checkpoints", disk=disk)
+    ctx = chain(a, session_id="s", store=store, durability="journal").execution_context
+    disk.meanwhile = late = Joined(lambda: ctx.channel.set("late", 1))
+
+    ctx.execute()
+
+    then = chain(a, session_id="s", store="as it was then").execution_context
+    assert then.channel.get("late") == 1
+
+
+class Listed(dict[int, TaskSpec]):
+    """Specs that call a function when the first of them is looked at."""
+
+    def __init__(self, specs: dict[int, TaskSpec], meanwhile: Callable[[], object]) -> None:
+        super().__init__(specs)
+        self.meanwhile = meanwhile
+
+    def values(self) -> Any:
+        for spec in super().values():
+            yield spec
+            self.meanwhile()
+
+
+def test_a_session_is_continued_while_another_thread_adds_to_it() -> None:
+    def b() -> None:
+        ran.append("b")
+        if len(ran) == 1:
+            raise OSError("x")
+
+    ran: list[str] = []
+    with pytest.raises(OSError, match="x"):
+        chain(one, b, session_id="s").execute()
+    ctx = chain(one, b, session_id="s", changed="reuse").execution_context
+    adding = Joined(lambda: ctx.add_to_queue("one"))
+    ctx.state.specs = Listed(ctx.state.specs, adding)
+
+    ctx.execute()
+
+    adding.thread.join()
+    assert ran[:2] == ["b", "b"]  # and a third time if what was added came before the end
 
 
 class Photographed(dict[str, Any]):

@@ -24,7 +24,7 @@ from graflow_ckpt.checkpoint.values.pickles import collector_at_rest
 from graflow_ckpt.core import errors
 from graflow_ckpt.core.facts import Op, execution_of
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine import resuming
+from graflow_ckpt.engine import notices, resuming
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.bind import Binding, check_answers, check_graph, wants_home
 from graflow_ckpt.engine.cuts import Cutter, restore_random
@@ -126,6 +126,9 @@ class Execution:
     def _emit(self, kind: Any, task: str = "", **facts: Any) -> None:
         self.current.announcer.emit(kind, task, **facts)
 
+    def _notify(self) -> None:
+        notices.notify(self.context.session_id, self._line, told=self.settings.told)
+
     # --- before ------------------------------------------------------------------------
 
     def _is_over(self, start: str | None) -> bool:
@@ -143,10 +146,10 @@ class Execution:
         if not resuming.is_finished(state):
             return False
         self._check_finished()
-        line = resuming.finished_line(context, state)
-        resuming.notify(context, line)
+        self._line = notices.finished_line(context, state)
+        self._notify()
         announcer = Announcer(context.session, self.settings.observers)
-        announcer.emit("session_finished", **context.facts(), line=line)
+        announcer.emit("session_finished", **context.facts(), line=self._line)
         return True
 
     def _workflow(self) -> str | None:
@@ -296,8 +299,8 @@ class OwnExecution(Execution):
         if start is not None or not begun:
             state.start_at(self.graph.starts)
             if context.basis.again:
-                self._line = resuming.again_line(state.session, state.run)
-                resuming.notify(context, self._line)
+                self._line = notices.again_line(state.session, state.run)
+                self._notify()
             routes = self.graph.routes
             ops: list[Op] = [("clear",), ("reopen", epoch, state.max_steps)]
             return ops + [routes[name].enqueue() for name in self.graph.starts]
@@ -318,7 +321,7 @@ class OwnExecution(Execution):
         context = self.context
         plan = self._plan()
         resuming.remake_tasks(context)
-        self._line = resuming.continuing_line(context, context.state)
+        self._line = notices.continuing_line(context, context.state)
         ops = resuming.reopen(context, plan, epoch, died=died)
         if context.state.gap is not None:
             log.warning(
@@ -328,7 +331,7 @@ class OwnExecution(Execution):
                 extra={"session": context.session_id},
             )
         if died:
-            resuming.notify(context, self._line)
+            self._notify()
             resuming.report_settings(context)
         return ops
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import sys
-import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
-from graflow_ckpt.checkpoint.care.inventory import cut_of, seconds
+from graflow_ckpt.checkpoint.care.inventory import cut_of
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.program import program
 from graflow_ckpt.checkpoint.program.plan import Plan, make_plan
@@ -35,6 +33,7 @@ from graflow_ckpt.core.graph import Route, TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import Gate, SessionState
 from graflow_ckpt.engine.announcer import Announcer
+from graflow_ckpt.engine.notices import since, some
 from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.engine.settings import Settings, tell_slow
 
@@ -485,77 +484,3 @@ class Description:
                 self._facts["summary"] = self._summary or program.summary_of(graph)
             self._made = self.written.with_code(self._facts, program.pack_code(graph))
         return self._made
-
-
-# --- notices: one line for each run but that of a new session. Never names a command that would fail ---
-
-notices = logging.getLogger("graflow_ckpt.session")
-
-_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-
-
-def notify(context: ExecutionContext, line: str) -> None:
-    """Write the line to stderr: as a warning of a logger, unless the command line does so in its own way."""
-    level = logging.INFO if context.settings.told else logging.WARNING
-    notices.log(level, "%s", line, extra={"session": context.session_id})
-
-
-def again_line(session: str, run: int) -> str:
-    """Return what is said where the next run of a finished session begins."""
-    return f"session {session} was finished and begins run {run}; the former run is kept"
-
-
-def continuing_line(context: ExecutionContext, state: SessionState) -> str:
-    """Return how much is done, how old it is, and why the former run ended if it failed."""
-    total = len(set(context.graph.task_names()) | state.completed.keys())
-    tasks = f"{len(state.completed)} of {counted(total)} completed"
-    verb = f"continues from step {state.steps}"
-    if state.dead:
-        failed = sorted({state.specs[key].task_id for key in state.dead})
-        why = " ".join(next(iter(state.dead.values())).split())
-        verb = f"failed in {some(failed)} ({why[:120]}) and {verb}"
-    return f"session {context.session_id} {verb}: {tasks}{_saved(context)}"
-
-
-def _saved(context: ExecutionContext) -> str:
-    if context.found is None:
-        return ""
-    count = context.replayed
-    journal = f", and {count} journal record{'' if count == 1 else 's'}" if count else ""
-    return f", saved {since(context.found.meta)} ({context.found.path}{journal})"
-
-
-def finished_line(context: ExecutionContext, state: SessionState) -> str:
-    """Return since when it is finished, that nothing is run, and how to run it again."""
-    meta = context.found.meta if context.found is not None else {}
-    when = f"{since(meta)} " if meta else ""
-    line = (
-        f"session {context.session_id} was finished {when}({counted(len(state.completed))} completed); "
-        "nothing is run. To run it again: another session id"
-    )
-    if not meta or context.basis.named:
-        return line if context.home.alone else f'{line}, or Settings(on_finished="again")'
-    file = str(meta.get("file") or "")
-    command = f", or: graflow-ckpt run {shlex.quote(file)} --session {context.session_id} --again"
-    return f'{line}, or workflow(…, on_finished="again"){command if file.endswith(".py") else ""}'
-
-
-def since(meta: Document) -> str:
-    """Return how long ago a checkpoint was written, in one unit."""
-    made = seconds(meta.get("created_at"))
-    age = max(0.0, time.time() - made)
-    if made == float("inf"):
-        return "at an unknown time"
-    unit, size = next(((u, n) for u, n in _UNITS if age >= n), ("s", 1))
-    return f"{int(age // size)} {unit} ago"
-
-
-def counted(number: int) -> str:
-    return f"{number} task{'' if number == 1 else 's'}"
-
-
-def some(names: Iterable[str]) -> str:
-    """Return a few names, and how many more there are."""
-    found = sorted(names)
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return ", ".join(found[:3]) + more

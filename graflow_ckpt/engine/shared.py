@@ -24,7 +24,7 @@ from graflow_ckpt.core.facts import Cell, Claim, Done, Failed, Op, Outcome, Requ
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Since
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine import resuming
+from graflow_ckpt.engine import notices, resuming
 from graflow_ckpt.engine.adopt import KEPT
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
@@ -333,19 +333,19 @@ class SharedExecution(Execution):
     def _open(self, start: str | None) -> bool:
         context, state = self.context, self.context.state
         if state.next_key > 1 and not context.basis.again:
-            self._line = resuming.continuing_line(context, state)
-            resuming.notify(context, self._line)
+            self._line = notices.continuing_line(context, state)
+            self._notify()
         bindings = self._check(start, self._outside.names())
         self.home.describe(self.graph, self.settings)
         if takes_cuts(self.settings, bindings):  # no save fails for these later
             self.home.store.probe()
             _ = self.home.keyring
         if context.basis.again:
-            self._line = resuming.again_line(state.session, state.run)
+            self._line = notices.again_line(state.session, state.run)
             context.session.commit([] if start is None else [("clear",)])
             self.home.schedule(context)
             self._outside = RedisSession(*self._at)
-            resuming.notify(context, self._line)
+            self._notify()
             start = None  # it has begun there
         self._reopen(start)
         context.begin()

@@ -34,7 +34,8 @@ from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.adopt import Standing, standing_at
 from graflow_ckpt.engine.attempt import digest_of
 from graflow_ckpt.engine.bind import bind, check_graph, signature
-from graflow_ckpt.engine.resuming import again_line, is_finished, notices, program_file
+from graflow_ckpt.engine.notices import again_line, notify
+from graflow_ckpt.engine.resuming import is_finished, program_file
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_context import Destination, adopt_into, new_id
 from graflow_ckpt.engine.shared_home import SharedHome
@@ -190,7 +191,7 @@ class Client:
             home = SharedHome(self.link, draft.session, cells, former.place, self.keyring, program)
             draft = draft.kept_in(former.place, cells)
             run = begin_again(former, last, draft, home, partial(self.post, draft.session))
-            notices.warning("%s", again_line(draft.session, run), extra={"session": draft.session})
+            notify(draft.session, again_line(draft.session, run))
             return
         same(self.link, draft)
         if last.status in ("failed", "stopped", "stalled", "cancelled"):  # the last one cannot: it says so

@@ -24,7 +24,7 @@ from graflow_ckpt.core.facts import RESULT
 from graflow_ckpt.engine.adopt import Standing, adopt, standing_at
 from graflow_ckpt.engine.context import ExecutionContext, open_session
 from graflow_ckpt.engine.engine import WorkflowEngine
-from graflow_ckpt.engine.resuming import since
+from graflow_ckpt.engine.notices import since
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.frontends.overrides import overrides
 

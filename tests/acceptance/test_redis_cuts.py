@@ -175,6 +175,7 @@ def test_a_cut_at_the_end_of_a_slice_may_take_longer_than_its_process_has_when_a
 
     (worker, *_) = fleet.workers
     worker.keeper = Keeper(0.15)  # it asks every 50 ms
+    worker.budget = LONG  # one slice is enough, also where the machine stalls
     worker.watched_by(lost.set, lambda: None)
     worker.observers = (saved,)
     submitted(fleet, loop(1, checkpoint=EveryTask()))

@@ -1,7 +1,8 @@
 """What does a save cost where ten checkpoints of a session are kept, and how fast do old ones go?
 
 Method: wall time of the store's `put` of ready parts under a lease and to a new path, which lets the eleventh
-newest go in the same commit; and of `delete_many`, of 80 in each 100 checkpoints of 4 kB of each session.
+newest go in the same commit (of large ones the third newest); and of `delete_many`, of 80 in each 100
+checkpoints of 4 kB of each session.
 Unit: ms, per second. The floor of a save: the same bytes in one bare commit of the same server, as in the
 benchmark of that store, and nothing deleted. Servers are started for this, and sync each commit.
 A regression: a second round trip or a second commit for what goes, a delete that asks once for each.
@@ -55,14 +56,15 @@ def sizes(run: Run, size: str) -> dict[str, int]:
 def saves(kind: Kind, size: str, run: Run) -> None:
     store, lease = kind.opened(run)
     ready, kept = parts(sizes(run, size)), list[str]()
+    most = run.size(KEPT if size == "4 kB" else 2, smoke=2)
 
     def save() -> None:
         path = name("s", next(_names))
-        going = kept[: len(kept) + 1 - KEPT]
+        going = kept[: max(0, len(kept) + 1 - most)]
         store.put(path, ready, lease=lease, stage="one", drops=lambda: going)
         kept[:] = [*kept[len(going) :], path]
 
-    for _ in range(run.size(KEPT if size == "4 kB" else 2, smoke=2)):
+    for _ in range(most):
         save()
     with run.timed(per=calls(run, size)):
         for _ in range(calls(run, size)):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 import socket
 import struct
 import sys
@@ -94,7 +95,7 @@ def line_of(connection: Any) -> BareLine | SlowLine:
     as_usual = (
         type(connection).read_response is redis.Connection.read_response
     )  # a sentinel's looks at replies
-    if hiredis is not None and as_usual and type(sock) is socket.socket:
+    if hiredis is not None and as_usual and type(sock) is socket.socket and hasattr(select, "poll"):
         return BareLine(sock, connection.socket_timeout)
     return SlowLine(connection)
 
@@ -113,7 +114,13 @@ class BareLine:
             protocolError=redis.InvalidResponse, replyError=_Complaint, notEnoughData=_NOT_YET
         )
         self._write, self._recv, self._feed, self._gets = sock.sendall, sock.recv, reader.feed, reader.gets
-        self._recv_into = sock.recv_into
+        self._recv_into, poll = sock.recv_into, select.poll()
+        poll.register(sock, select.POLLIN)
+        self._poll = poll.poll
+
+    def is_quiet(self) -> bool:
+        """Return whether nothing can be read: no reply, and no end."""
+        return not self._poll(0)
 
     def send(self, words: Sequence[Argument]) -> None:
         self._send(_packed(tuple(words)))
@@ -168,6 +175,9 @@ class SlowLine:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+
+    def is_quiet(self) -> bool:
+        return not self._connection.can_read(0)
 
     def send(self, words: Sequence[Argument]) -> None:
         self.send_all((words,))
@@ -334,7 +344,7 @@ class Wire:
     def is_fresh(self) -> bool:
         """Return True if it rests, and the server has not closed it meanwhile."""
         try:
-            return self.rests and not self._connection.can_read(0)
+            return self.rests and self._line.is_quiet()
         except redis.RedisError:
             return False
 
@@ -442,7 +452,7 @@ class Wires:
         for whole in (False, True):
             commands = [s.words(keys, args, whole=whole) if s else args for s, keys, args in steps]
             replies = self.lend(partial(Wire.ask_all, commands=commands))
-            if not any(isinstance(reply, theirs.NoScriptError) for reply in replies):
+            if theirs.NoScriptError not in map(type, replies):
                 break
         return [
             self._said(reply, step) if isinstance(reply, redis.RedisError) else reply

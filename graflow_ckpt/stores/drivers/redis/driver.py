@@ -22,8 +22,8 @@ _LIFE = 3600  # seconds: what was written ahead of a script that never came is g
 _HEAD = 20
 _PAGE = 1000
 
-_SYNCS = {"appendonly": b"yes", "appendfsync": b"always", "no-appendfsync-on-rewrite": b"no"}
-_ASKED: list[Step] = [(None, (), ("CONFIG", "GET", name)) for name in _SYNCS]
+_SYNCS = [[b"appendonly", b"yes"], [b"appendfsync", b"always"], [b"no-appendfsync-on-rewrite", b"no"]]
+_ASKED: list[Step] = [(None, (), (b"CONFIG", b"GET", name)) for name, _ in _SYNCS]
 
 
 class RedisDriver:
@@ -136,10 +136,10 @@ def _raised(replies: list[Any]) -> list[Any]:
     return replies
 
 
-def _all_synced(replies: Sequence[Any]) -> bool:
+def _all_synced(replies: list[Any]) -> bool:
     """Return whether what the server confirms is on its disk. Hosted servers commonly refuse to say.
 
     WAITAOF is not asked: from Redis 7.4 to its repair in 2025, and in Valkey 9.1 still, it confirms
     under `everysec` what no sync has reached.
     """
-    return list(replies) == [[name.encode(), wanted] for name, wanted in _SYNCS.items()]
+    return replies == _SYNCS

@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 def facts_of(row: Row) -> list[str]:
     """Return a line for each fact that is known. The first one is that of all rows."""
-    return [":", *(f":{name}:{fact}" for name, fact in zip(Row._fields, row, strict=True) if fact)]
+    return [":", *[f":{name}:{fact}" for name, fact in zip(Row._fields, row, strict=True) if fact]]
 
 
 class Hit(NamedTuple):

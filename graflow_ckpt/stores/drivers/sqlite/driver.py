@@ -1,7 +1,8 @@
 """A driver over SQLite: a batch is one transaction.
 
 What a batch costs is the pages that it changes: each goes into the log, and from there into the file. So what
-is put takes the place of what the same batch drops, and one tree has the facts of all metas.
+is put takes the place of what the same batch drops, and the facts that metas are found by are entered into
+their tree for many metas at once: `find` looks at those above the last one that was entered itself.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from graflow_ckpt.core.protocols import Buffer
@@ -21,30 +23,31 @@ _SMALL = 800  # bytes that are put beside their key: a row with more would need 
 _PAGE = 1000
 _MANY = 1 << 62
 _AT_ONCE = 30_000  # keys that one statement may name
+_ENTERED = 64  # metas whose facts are entered at once
 
 _CAPPED = f"CASE WHEN length({{0}}) > {SMALL} THEN x'' ELSE {{0}} END"
+_ASKED = "FROM (VALUES {}) asked CROSS JOIN things t ON t.key = asked.column1"
 _GET = (
-    f"SELECT t.key, {_CAPPED.format('coalesce(t.data, l.data, m.data)')}, t.tag, t.at FROM things t "
-    "LEFT JOIN large l ON l.id = t.large LEFT JOIN metas m ON m.id = t.meta WHERE t.key IN ({})"
+    f"SELECT t.key, {_CAPPED.format('coalesce(t.data, l.data, m.data)')}, t.tag, t.at {_ASKED} "
+    "LEFT JOIN large l ON l.id = t.large LEFT JOIN metas m ON m.number = t.meta"
 )
-_TAGS = "SELECT key, tag FROM things WHERE key IN ({})"
+_THERE = f"SELECT t.key, t.tag, t.size, t.large, t.meta {_ASKED}"
+_NOTHING = (None, None, 0, None, None)
 _LIST = "SELECT key, size, at FROM things WHERE key > ? AND key < ? ORDER BY key LIMIT ?"
-_FIND = (
-    f"SELECT f.number, m.key, {_CAPPED.format('m.data')} FROM facts f JOIN metas m ON m.id = f.meta "
+
+_FOUND = f"SELECT m.number, m.key, {_CAPPED.format('m.data')} FROM"
+_NEWEST = f"{_FOUND} metas m WHERE m.number > ? AND m.number < ?{{}} ORDER BY m.number DESC LIMIT ?"
+_OLDER = (
+    f"{_FOUND} facts f JOIN metas m ON m.number = f.number "
     "WHERE f.fact = ? AND f.number < ?{} ORDER BY f.number DESC LIMIT ?"
 )
 _ALSO = " AND EXISTS (SELECT 1 FROM facts WHERE fact = ? AND number = f.number)"
 
-_DROP = "DELETE FROM things WHERE key IN ({}) RETURNING size, large, meta, number, facts"
-_LAST = "SELECT ifnull(max(number), 0) FROM facts WHERE fact = ':'"
-_NEW = {
-    "large": "INSERT INTO large (data) VALUES (?)",
-    "metas": "INSERT INTO metas (data, key) VALUES (?, ?)",
-}
-_OVER = {
-    "large": "UPDATE large SET data = ? WHERE id = ?",
-    "metas": "UPDATE metas SET data = ?, key = ? WHERE id = ?",
-}
+_LAST = (
+    "SELECT ifnull((SELECT max(number) FROM metas), 0), "
+    "ifnull((SELECT max(number) FROM facts WHERE fact = ''), 0)"
+)
+_FACTS = "SELECT number, session, workflow, status FROM metas WHERE number "
 
 
 class SqliteDriver:
@@ -64,7 +67,7 @@ class SqliteDriver:
         with self._database.reading() as connection:
             if connection is None:
                 return [None] * len(keys)
-            rows = _rows(connection.execute, _GET, keys)
+            rows = _rows(connection, _GET, keys)
         found = {key: Stored(data, tag, at) for key, data, tag, at in rows}
         return [found.get(key) for key in keys]
 
@@ -83,17 +86,18 @@ class SqliteDriver:
         needs: Sequence[str] = (),
         soft: bool = False,
     ) -> BatchDone | None:
-        tags = dict(guards or {})
-        tags |= {put.key: None for put in puts if put.fresh}
-        steps = _Steps()
+        tag, wanted = os.urandom(12).hex(), dict(guards or {})
+        asked = {*wanted, *needs, *drops, *[put.key for put in puts]}
         with self._database.writing(easy=soft) as connection:
-            there = dict(_rows(connection.execute, _TAGS, [*tags, *needs]))
-            missing = any(key not in there for key in needs)
-            if missing or any(there.get(key) != wanted for key, wanted in tags.items()):
+            there = {row[0]: row for row in _rows(connection, _THERE, [*asked])}
+            tags = {key: there.get(key, _NOTHING)[1] for key in wanted}
+            taken = [put for put in puts if put.fresh and put.key in there]
+            if tags != wanted or taken or not there.keys() >= {*needs}:
                 return None
-            steps.drop(connection, [*drops, *(put.key for put in puts if not put.fresh)])
-            steps.put(connection, puts)
-        return BatchDone(steps.tag)
+            steps = _Steps(connection, there)
+            steps.drop(drops)
+            steps.put(puts, tag)
+        return BatchDone(tag)
 
     def keys(self, prefix: str) -> Iterator[Entry]:
         last, end = prefix, f"{prefix}\U0010ffff"
@@ -108,72 +112,95 @@ class SqliteDriver:
             last = rows[-1][0]
 
     def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit]:
-        fact, *others = facts_of(wanted)[::-1]
-        values = (fact, _MANY if below is None else below, *others, limit)
+        most, facts = _MANY if below is None else below, facts_of(wanted)[1:]
+        has = {name: fact for name, fact in zip(Row._fields, wanted, strict=True) if fact}
+        newest = _NEWEST.format("".join([f" AND m.{name} = ?" for name in has]))
         with self._database.reading() as connection:
             if connection is None:
                 return []
-            return [Hit(*row) for row in connection.execute(_FIND.format(_ALSO * len(others)), values)]
-
-
-class _Steps:
-    """The steps of one batch. `free`: places of what it has dropped, by table and size in pages."""
-
-    def __init__(self) -> None:
-        self.tag, self._at = os.urandom(12).hex(), time.time()
-        self._free: dict[tuple[str, int], list[int]] = {}
-        self._last = 0  # the highest number that was dropped: it is not given twice
-
-    def drop(self, connection: sqlite3.Connection, keys: Sequence[str]) -> None:
-        gone: list[tuple[str, int]] = []
-        for size, large, meta, number, facts in _rows(connection.execute, _DROP, keys):
-            if large is not None:
-                self._free.setdefault(("large", size >> 12), []).append(large)
-            if meta is not None:
-                self._free.setdefault(("metas", size >> 12), []).append(meta)
-                gone += [(fact, number) for fact in facts.split("\n")]
-                self._last = max(self._last, number)
-        if gone:
-            connection.executemany("DELETE FROM facts WHERE fact = ? AND number = ?", gone)
-
-    def put(self, connection: sqlite3.Connection, puts: Sequence[Put]) -> None:
-        new: list[tuple[object, ...]] = []
-        said: list[tuple[str, int, int | None]] = []
-        for put in puts:
-            data, size = put.data, len(put.data)
-            own = large = meta = number = facts = None
-            if put.row is not None:
-                meta, facts = self._place(connection, "metas", size, data, put.key), facts_of(put.row)
-                number = self._last = 1 + max(self._last, *connection.execute(_LAST).fetchone())
-                said += [(fact, number, meta) for fact in facts]
-            elif size > _SMALL:
-                large = self._place(connection, "large", size, data)
-            else:
-                own = data
-            new.append(
-                (put.key, self.tag, self._at, size, own, large, meta, number, facts and "\n".join(facts))
-            )
-        if said:
-            connection.executemany("INSERT INTO facts VALUES (?, ?, ?)", said)
-        if new:
-            connection.executemany("INSERT INTO things VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", new)
-        for (table, _), left in self._free.items():
-            if left:
-                connection.executemany(f"DELETE FROM {table} WHERE id = ?", [(place,) for place in left])
-
-    def _place(self, connection: sqlite3.Connection, table: str, size: int, *values: object) -> int | None:
-        """Put it in the place of what was dropped: so no page is given away and another one taken."""
-        if not (free := self._free.get((table, size >> 12))):
-            return connection.execute(_NEW[table], values).lastrowid
-        connection.execute(_OVER[table], (*values, free[-1]))
-        return free.pop()
+            _, entered = connection.execute(_LAST).fetchone() if has else (0, 0)
+            rows = connection.execute(newest, (entered, most, *has.values(), limit)).fetchall()
+            if entered and len(rows) < limit:
+                older = _OLDER.format(_ALSO * (len(facts) - 1))
+                values = (facts[0], min(most, entered + 1), *facts[1:], limit - len(rows))
+                rows += connection.execute(older, values).fetchall()
+        return [Hit(*row) for row in rows]
 
 
 # Any: what SQLite gives.
-def _rows(execute: Callable[..., Any], statement: str, keys: Sequence[str]) -> list[Any]:
+class _Steps:
+    """The steps of one batch. `there`: what is there of all that it is about."""
+
+    def __init__(self, connection: sqlite3.Connection, there: Mapping[str, Any]) -> None:
+        self._execute, self._each, self._there = connection.execute, connection.executemany, there
+        self._free: dict[int, list[int]] = {}  # places in `large` of what goes, by their size in pages
+        self._last = -1  # number of a meta, also of one that goes; -1: not looked up yet
+        self._entered = 0  # the last number whose facts are entered
+
+    def drop(self, keys: Sequence[str]) -> None:
+        gone = [self._there[key] for key in keys if key in self._there]
+        if not gone:
+            return
+        self._each("DELETE FROM things WHERE key = ?", [row[:1] for row in gone])
+        for _, _, size, large, _ in gone:
+            if large is not None:
+                self._free.setdefault(size >> 12, []).append(large)
+        if metas := [row[4:] for row in gone if row[4] is not None]:
+            self._look()
+            entered = [meta for meta in metas if meta[0] <= self._entered]
+            rows = [self._execute(f"{_FACTS} = ?", meta).fetchone() for meta in entered]
+            self._each("DELETE FROM facts WHERE fact = ? AND number = ?", _entries(rows))
+            self._each("DELETE FROM metas WHERE number = ?", metas)
+
+    def put(self, puts: Sequence[Put], tag: Tag) -> None:
+        at, new = time.time(), []
+        for key, data, _, row in puts:
+            size, own, large, meta = len(data), None, self._there.get(key, _NOTHING)[3], None
+            if large is not None:
+                self._free.setdefault(self._there[key][2] >> 12, []).append(large)
+                large = None
+            if row is not None:
+                self._look()
+                meta = self._last = self._last + 1
+                self._execute("INSERT INTO metas VALUES (?, ?, ?, ?, ?, ?)", (meta, key, *row, data))
+            elif size <= _SMALL:
+                own = data
+            elif free := self._free.get(size >> 12):
+                large = free.pop()
+                self._execute("UPDATE large SET data = ? WHERE id = ?", (data, large))
+            else:
+                large = self._execute("INSERT INTO large (data) VALUES (?)", (data,)).lastrowid
+            new.append((key, tag, at, size, own, large, meta))
+        if new:
+            self._each("INSERT OR REPLACE INTO things VALUES (?, ?, ?, ?, ?, ?, ?)", new)
+        for left in self._free.values():
+            self._each("DELETE FROM large WHERE id = ?", [(place,) for place in left])
+        if self._last >= self._entered + _ENTERED:
+            rows = self._execute(f"{_FACTS} > ?", (self._entered,)).fetchall()
+            self._each("INSERT INTO facts VALUES (?, ?)", [*_entries(rows), ("", self._last)])
+            self._execute("DELETE FROM facts WHERE fact = '' AND number < ?", (self._last,))
+
+    def _look(self) -> None:
+        if self._last < 0:
+            last, self._entered = self._execute(_LAST).fetchone()
+            self._last = max(last, self._entered)
+
+
+# Any: what SQLite gives.
+def _entries(rows: Iterable[Any]) -> list[tuple[str, int]]:
+    """Return the facts of these metas, in the order of their tree."""
+    return sorted([(fact, number) for number, *row in rows for fact in facts_of(Row(*row))[1:]])
+
+
+def _rows(connection: sqlite3.Connection, statement: str, keys: Sequence[str]) -> list[Any]:
     """Return the rows of a statement about these keys."""
     rows: list[Any] = []
     for at in range(0, len(keys), _AT_ONCE):
         some = keys[at : at + _AT_ONCE]
-        rows += execute(statement.format(",".join("?" * len(some))), some).fetchall()
+        rows += connection.execute(_about(statement, len(some)), some).fetchall()
     return rows
+
+
+@lru_cache
+def _about(statement: str, count: int) -> str:
+    return statement.format(",".join(["(?)"] * count))

@@ -2,8 +2,9 @@
 
     {write, last, epoch, claim, owner, seconds, n, checkpoints: {name: record}, freed, pins, bad} \\n inline
 
-    pages       {mark: names in it that are gone}: records that were moved there, a hundred in each
-    a record    [mark, number, stage, {part: [start, size]}, size, [mark of the meta, size], contents, inline]
+    pages       {mark: names in it that are gone}: records that were moved there
+    a record    [mark, number, stage, {part: [start, size]}, size, meta, contents, inline]
+    meta        its size, or, where it was put alone, [mark, size]
     contents    [[name, mark, size], …]
 
 Promise: a claim, a commit, a deletion and a pin are each one change of the head, so that of two which cannot
@@ -26,9 +27,10 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -39,6 +41,7 @@ from graflow_ckpt.stores.names import is_content, session_of
 
 _MOST = 1 << 44  # bytes of one checkpoint; a damaged record is not to become a billion keys
 _MARK = re.compile(r"(\d{1,18})-[0-9a-f]{1,60}\Z", re.ASCII)
+_PLAIN = re.compile(r"[\w.~-]*\Z", re.ASCII)
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -52,6 +55,8 @@ def scope_of(base: str) -> str:
 
 def encoded(name: str) -> str:
     """Return a name as a key has it. Not with `%`, which clients encode once more."""
+    if _PLAIN.match(name):
+        return name
     return quote(name, safe="", errors="surrogatepass").replace("%", "=")
 
 
@@ -109,6 +114,7 @@ def chunk_keys(scope: str, stream: str, size: int, chunk: int) -> list[str]:
 
 
 _dumped = json.JSONEncoder(separators=(",", ":")).encode
+_quoted = json.encoder.encode_basestring_ascii
 
 
 # --- records -------------------------------------------------------------------------------
@@ -126,22 +132,23 @@ class Held(NamedTuple):
         return f"{self.mark}/{self.name}"
 
 
-@dataclass(frozen=True)
-class HeadRecord:
-    """One checkpoint, and its name. `meta`: the mark that it is under, and its size.
-
-    `size`: of the stream; `inline`: what of it is in the head: the meta, or the stream and then the meta.
-    """
-
+class _Record(NamedTuple):
     base: str
     mark: str
     number: int
     stage: str
-    parts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    parts: Mapping[str, tuple[int, int]] = {}
     size: int = 0
     meta: tuple[str, int] = ("", 0)
     contents: tuple[Held, ...] = ()
-    inline: bytes = field(default=b"", repr=False)
+    inline: bytes = b""
+
+
+class HeadRecord(_Record):
+    """One checkpoint, and its name. `meta`: the mark that it is under, and its size.
+
+    `size`: of the stream; `inline`: what of it is in the head: the meta, or the stream and then the meta.
+    """
 
     def keys(self, scope: str, chunk: int) -> list[str]:
         """Return all keys that are its own, but for contents."""
@@ -163,8 +170,15 @@ class HeadRecord:
     @cached_property
     def text(self) -> str:
         """The record as it is in the head: all but the bytes that are inline."""
-        said = [self.mark, self.number, self.stage, self.parts, self.size, self.meta, self.contents]
-        return f"{_dumped(self.base)}:{_dumped([*said, len(self.inline)])}"
+        meta = str(self.meta[1]) if self.meta[0] == self.mark else _dumped(self.meta)
+        parts = ",".join([f"{_quoted(part)}:[{start},{size}]" for part, (start, size) in self.parts.items()])
+        return (  # by hand, but for texts: an encoder that is begun anew takes longer than all of the rest
+            f'{_quoted(self.base)}:["{self.mark}",{self.number},{_quoted(self.stage)},{{{parts}}},{self.size},'
+            f"{meta},{_dumped(self.contents) if self.contents else '[]'},{len(self.inline)}]"
+        )
+
+
+_text, _inline = attrgetter("text"), attrgetter("inline")
 
 
 class Page(dict[str, HeadRecord]):
@@ -220,18 +234,22 @@ class Head(NamedTuple):
                 return mark
         return None
 
-    def holding(self, record: HeadRecord) -> Head:
-        """Return a head with this record in the place of any other of that name."""
-        others = self.without([record.base]) if self.get(record.base) is not None else self
-        records = {**others.records, record.base: record}
-        return others._replace(number=max(self.number, record.number), records=records)
+    def holding(self, record: HeadRecord, without: Iterable[str] = ()) -> Head:
+        """Return a head with this record in the place of any other of that name, and of these."""
+        records, gone = self._without((record.base, *without))
+        records[record.base] = record
+        return self._replace(number=max(self.number, record.number), records=records, gone=gone)
 
     def without(self, bases: Iterable[str]) -> Head:
+        records, gone = self._without(bases)
+        return self._replace(records=records, gone=gone)
+
+    def _without(self, bases: Iterable[str]) -> tuple[dict[str, HeadRecord], Mapping[str, frozenset[str]]]:
         records, gone = dict(self.records), self.gone
         for base in bases:
             if records.pop(base, None) is None and (mark := self._page_of(base)) is not None:
                 gone = {**gone, mark: gone.get(mark, frozenset()) | {base}}
-        return self._replace(records=records, gone=gone)
+        return records, gone
 
     def without_pin(self, mark: str) -> Head:
         return self._replace(pins={other: pin for other, pin in self.pins.items() if other != mark})
@@ -243,7 +261,8 @@ class Head(NamedTuple):
 
     def loose(self, went: Iterable[Held]) -> set[Held]:
         """Return those of these contents that no checkpoint and no save holds."""
-        left = set(went).difference(*(pin.held for pin in self.pins.values()))
+        if not (left := set(went).difference(*[pin.held for pin in self.pins.values()])):
+            return left
         names = {held.name for held in left}
         for record in self._holders(names):
             left = {held for held in left if record.held.get(held.name) != held}
@@ -252,8 +271,9 @@ class Head(NamedTuple):
 
     def find(self, names: Iterable[str]) -> dict[str, Held]:
         """Return those of these contents that a save may hold, too."""
-        left, found = set(names), dict[str, Held]()
-        for kept in (self.freed, *(pin.held for pin in self.pins.values())):
+        found: dict[str, Held] = {}
+        left = set(names)
+        for kept in (self.freed, *[pin.held for pin in self.pins.values()]):
             found |= {held.name: held for held in kept if held.name in left and held not in self.bad}
         left -= found.keys()
         for record in self._holders(left):
@@ -277,44 +297,58 @@ class Head(NamedTuple):
     # --- bytes -------------------------------------------------------------------------
 
     def encode(self) -> bytes:
-        said: dict[str, Any] = {"freed": sorted(self.freed), "bad": sorted(self.bad), "pins": self.pins}
-        said |= {"segments": self.segments, "announced": self.announced}
-        said["pages"] = {mark: sorted(self.gone.get(mark, ())) for mark in self.pages}
-        rare = "".join([f',"{name}":{_dumped(found)}' for name, found in said.items() if found])
-        own = self.records.values()
-        records = ",".join([kept.text for kept in own])
+        rare, own = "", self.records.values()
+        if self.pages:
+            gone = {mark: _dumped(sorted(names)) for mark, names in self.gone.items()}
+            pages = ",".join([f'"{mark}":{gone.get(mark, "[]")}' for mark in self.pages])
+            rare = f',"pages":{{{pages}}}'
+        if self.freed or self.bad or self.pins or self.segments or self.announced:
+            said: dict[str, Any] = {"freed": sorted(self.freed), "bad": sorted(self.bad), "pins": self.pins}
+            said |= {"segments": self.segments, "announced": self.announced}
+            rare += "".join([f',"{name}":{_dumped(found)}' for name, found in said.items() if found])
         line = (
             f'{{"write":"{nonce()}","last":"{self.last}","epoch":{self.epoch},"claim":"{self.claim}",'
             f'"seconds":{self.seconds!r},"n":{self.number},"owner":{_owner(self.owner)}{rare},'
-            f'"checkpoints":{{{records}}}}}\n'
+            f'"checkpoints":{{{",".join(map(_text, own))}}}}}\n'
         )
-        return b"".join([line.encode(), *(kept.inline for kept in own)])
+        return b"".join([line.encode(), *map(_inline, own)])
 
     def turned(self, epoch: int) -> tuple[Head, tuple[str, bytes] | None, list[str]]:
-        """Move the oldest records into a new page, if there are many. Return the head, the mark and bytes of
+        """Move the oldest records into a page, if there are many here. Return the head, the mark and bytes of
         that page, and the marks of pages that have nothing any more."""
-        empty = [mark for mark, names in self.gone.items() if len(names) == len(self.pages[mark])]
-        if not empty and len(self.records) < MOST:
-            return self, None, empty
-        pages = {mark: page for mark, page in self.pages.items() if mark not in empty}
+        over = [mark for mark, names in self.gone.items() if len(names) == len(self.pages[mark])]
+        moved: list[HeadRecord] = []
+        large = sum(map(len, map(_text, self.records.values()))) > ROOM
+        if large or len(self.records) >= MOST:
+            moved = [*self.records.values()][: -1 if large else -STAYING]
+        if not moved and not over:
+            return self, None, over
+        pages = {mark: page for mark, page in self.pages.items() if mark not in over}
+        small = [mark for mark, page in pages.items() if len(page) < MOST * PAGES // 2]
+        if moved and len(small) >= PAGES:  # the last ones: so the order stays
+            over += small
+            turned = self._replace(records={}, pages={mark: pages.pop(mark) for mark in small})
+            moved = [*turned.all(), *moved]
         head = self._replace(pages=pages, gone={mark: self.gone[mark] for mark in self.gone if mark in pages})
-        if len(self.records) < MOST:
-            return head, None, empty
-        own, mark = list(self.records.items()), new_mark(epoch)
-        turned = Page(own[:TURNED])
-        line = f"{{{','.join([record.text for record in turned.values()])}}}\n"
-        page = b"".join([line.encode(), *(record.inline for record in turned.values())])
-        pages[mark] = turned
-        return head._replace(records=dict(own[TURNED:])), (mark, page), empty
+        if not moved:
+            return head, None, over
+        mark = new_mark(epoch)
+        line = f"{{{','.join(map(_text, moved))}}}\n"
+        page = b"".join([line.encode(), *map(_inline, moved)])
+        pages[mark] = Page({record.base: record for record in moved})
+        records = {base: record for base, record in self.records.items() if base not in pages[mark]}
+        return head._replace(records=records), (mark, page), over
 
 
 FORMAT = 1
 """Of a head that names none. A later one, which this version would misread, names another."""
 
-MOST = 120
-"""Records that a head has; then the oldest TURNED go into a page, which never changes."""
+MOST, ROOM, STAYING = 24, 8 << 10, 4
+"""Records that a head may have, and bytes of them. With more, all but the newest go into a page, which never
+changes: so what a save writes is about as much as its own record."""
 
-TURNED = 100
+PAGES = 16
+"""Small pages that a head may have. With one more, all of them become one."""
 
 
 @lru_cache(64)
@@ -322,8 +356,8 @@ def _owner(owner: Owner | None) -> str:
     return _dumped(asdict(owner) if owner is not None else None)
 
 
-def decode(scope: str, raw: bytes, page_of: Callable[[str], Page]) -> Head:
-    """Return what `encode` has written; raise CheckpointCorrupt for the rest. `page_of`: by its mark."""
+def decode(scope: str, raw: bytes, pages_of: Callable[[Collection[str]], dict[str, Page]]) -> Head:
+    """Return what `encode` has written; raise CheckpointCorrupt for the rest. `pages_of`: by mark."""
     line, _, inline = raw.partition(b"\n")
     where = head_key(scope)
     try:
@@ -331,7 +365,7 @@ def decode(scope: str, raw: bytes, page_of: Callable[[str], Page]) -> Head:
         if said.get("format", FORMAT) != FORMAT:
             raise _later(scope, said["format"])
         gone = {mark: frozenset(map(str, names)) for mark, names in said.get("pages", {}).items()}
-        pages = {mark: page_of(mark) for mark in gone}
+        pages = pages_of(gone) if gone else {}
         return Head(
             epoch=owners.number(said["epoch"], where),
             claim=str(said["claim"]),
@@ -384,7 +418,8 @@ def decode_page(scope: str, mark: str, raw: bytes) -> Page:
 
 def _records(said: Mapping[str, list[Any]], inline: bytes) -> Iterator[tuple[str, HeadRecord]]:
     at = 0
-    for base, (mark, number, stage, parts, size, (meta, length), contents, count) in said.items():
+    for base, (mark, number, stage, parts, size, meta, contents, count) in said.items():
+        meta, length = (mark, meta) if isinstance(meta, int) else meta
         epoch_in(mark), epoch_in(meta)
         placed = {str(part): (int(start), _within(start, its, size)) for part, (start, its) in parts.items()}
         own, at = inline[at : at + count], at + count
@@ -392,7 +427,8 @@ def _records(said: Mapping[str, list[Any]], inline: bytes) -> Iterator[tuple[str
             raise ValueError(f"{count} bytes of {base} are inline, and it has {size} and {length}")
         held = tuple(_held(contents))
         whole = _within(0, size, _MOST)
-        yield base, HeadRecord(base, mark, int(number), stage, placed, whole, (meta, int(length)), held, own)
+        its_meta = meta, _within(0, length, _MOST)
+        yield base, HeadRecord(base, mark, int(number), stage, placed, whole, its_meta, held, own)
     if at != len(inline):
         raise ValueError(f"{len(inline)} bytes are there, and {at} belong to a checkpoint")
 

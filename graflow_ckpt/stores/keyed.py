@@ -20,9 +20,8 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import Unpack
@@ -38,6 +37,7 @@ from graflow_ckpt.stores.head import (
     Head,
     HeadRecord,
     Held,
+    Pin,
     base_in,
     chunk_keys,
     meta_key,
@@ -135,8 +135,7 @@ class KeyedStore(Store[KeyedLease]):
             mine.not_released()
             names.check_own(path, names.session_of(base), mine.session)
         names.check_parts([part for part, _ in parts])
-        with names.unwritten(path):
-            self._put(PutTarget(self, base, mine, stage), parts, drops)
+        self._put(PutTarget(self, base, mine, stage), parts, drops)
 
     def _put(self, to: PutTarget, parts: Parts, drops: Drops) -> None:
         self._recent.forget(to.base)
@@ -151,7 +150,8 @@ class KeyedStore(Store[KeyedLease]):
             meta = names.Collected()
             parts[-1][1](meta)
             record = HeadRecord(to.base, to.mark, 0, to.stage, placed, stream.size, (to.mark, len(meta.data)))
-            going = [name for name in map(self._name, drops()) if to.owns and scope_of(name) == to.scope]
+            asked = dict.fromkeys(map(self._name, drops()))
+            going = [name for name in asked if to.owns and scope_of(name) == to.scope]
             sent = True
             self._commit(to, record, bytes(meta.data), stream, going)
             self._recent.forget(*going)
@@ -163,6 +163,8 @@ class KeyedStore(Store[KeyedLease]):
                 saving.committed()  # it may be committed: nothing of it may be deleted
             if sent and isinstance(error, errors.ServerGone):
                 raise names.unconfirmed(to.path, error) from error
+            if isinstance(error, errors.ServerError):
+                raise names.unwritten(to.path, error) from error
             raise
 
     def _was_refused(self, to: PutTarget, error: BaseException) -> bool:
@@ -180,11 +182,11 @@ class KeyedStore(Store[KeyedLease]):
         """Do W2."""
         contents, facts = names.contents_in(meta), names.facts_in(meta)
         saving = self.savings.get((to.base, to.stage))
-        its = names.session_of(to.base) or _text(facts, "session_id")
-        row = _row(its, _text(facts, "workflow"), _text(facts, "status"))
+        its = names.session_of(to.base) or facts.get("session_id")
+        row = _row(its, facts.get("workflow"), facts.get("status"))
         chunks, its_meta = stream.rest(), Put(meta_key(to.scope, to.mark, to.base), meta, row=row)
         added = saving.added if saving is not None else {}
-        needs = [*stream.sent, *self.keys_of(to.scope, added.values())]
+        needs = [*stream.sent, *self.keys_of(to.scope, added.values())] if added else stream.sent
 
         def change(head: Head) -> Step | None:
             kept = head.get(to.base)
@@ -192,29 +194,23 @@ class KeyedStore(Store[KeyedLease]):
                 return None  # the reply was lost
             new = to.over(kept, record)
             pin = head.pins.get(saving.mark) if saving is not None else None
-            pinned = pin.held if pin is not None else ()
-            known = head.find(contents) | {held.name: held for held in pinned}
-            if kept is not None and kept.stage == new.stage:
-                known |= kept.held
-            if pin is not None or to.owns:
-                known |= added
-            if missing := [name for name in contents if name not in known]:
-                raise names.gone(to.path, missing)
+            holds = to.holds(contents, head, kept, pin, added) if contents else ()
             inline = self._inline(head, new, chunks, meta)
-            holds = tuple([known[name] for name in contents])
-            number, places = head.number + 1, (new.parts, new.size, new.meta)
-            new = HeadRecord(new.base, new.mark, number, new.stage, *places, holds, inline)
+            new = new._replace(number=head.number + 1, contents=holds, inline=inline)
             puts = [*(chunks if new.stream is None else ()), *(() if new.inline else (its_meta,))]
-            went = [old for base in {*going, to.base} if (old := head.get(base)) is not None]
-            after = head.without([old.base for old in went]).holding(new)
+            went = [old for base in going if base != to.base and (old := head.get(base)) is not None]
+            after = head.holding(new, [old.base for old in went])
+            drops = [key for old in went for key in old.keys(to.scope, self.driver.chunk)]
+            if kept is not None:
+                went.append(kept)
+                its = new.keys(to.scope, self.driver.chunk)
+                drops += [key for key in kept.keys(to.scope, self.driver.chunk) if key not in its]
+            free = [held for old in went for held in old.contents]
             if pin is not None and saving is not None:
                 after = after.without_pin(saving.mark)
-            drops = {key for old in went for key in old.keys(to.scope, self.driver.chunk)}
-            if kept is not None:
-                drops.difference_update(new.keys(to.scope, self.driver.chunk))
-            free = [*pinned, *(held for old in went for held in old.contents)]
+                free += pin.held
             mine = to.lease if to.owns else None
-            return self.letting_go(to.scope, after, free, mine, puts, sorted(drops), needs)
+            return self.letting_go(to.scope, after, free, mine, puts, drops, needs)
 
         self.synced = to.change(self.heads, change).synced
         if saving is not None:
@@ -224,8 +220,7 @@ class KeyedStore(Store[KeyedLease]):
         """Return what of a checkpoint is put into the head: its meta, or all of it, or nothing."""
         if record.inline:  # the stream that a meta is put over
             return record.inline + meta
-        most = self.driver.inline
-        if len(meta) > most:
+        if len(meta) > (most := self.driver.inline):
             return b""
         room = _INLINE - sum([len(kept.inline) for kept in head.records.values() if kept.base != record.base])
         if len(meta) > room:
@@ -250,7 +245,7 @@ class KeyedStore(Store[KeyedLease]):
         if not (free or after.bad):
             return Step(after, puts, drops, needs)
         loose = after.loose(free)
-        finding = loose if mine is None and after.owner is not None else set[Held]()
+        finding = loose if mine is None and after.owner is not None else set()
         if mine is not None:
             finding = {held for found in mine.finding for held in found.values() if held in loose}
         bad = after.bad - (after.loose(after.bad) - finding)
@@ -439,7 +434,7 @@ class KeyedStore(Store[KeyedLease]):
             for record in reversed(records):
                 raw = self._meta_now(record.base, record) if _fits(record.base, wanted) else None
                 if raw is not None and (
-                    session in (None, scope) or _text(names.facts_in(raw), "session_id") == session
+                    session in (None, scope) or names.facts_in(raw).get("session_id") == session
                 ):
                     yield record.base, raw
 
@@ -514,6 +509,26 @@ class PutTarget:
         self.lease.over(self.scope)
         return seen
 
+    def holds(
+        self,
+        contents: Sequence[str],
+        head: Head,
+        kept: HeadRecord | None,
+        pin: Pin | None,
+        added: Mapping[str, Held],
+    ) -> tuple[Held, ...]:
+        """Return what the checkpoint holds, in that order."""
+        known = head.find(contents)
+        if pin is not None:
+            known |= {held.name: held for held in pin.held}
+        if kept is not None and kept.stage == self.stage:
+            known |= kept.held
+        if pin is not None or self.owns:
+            known |= added
+        if missing := [name for name in contents if name not in known]:
+            raise names.gone(self.path, missing)
+        return tuple([known[name] for name in contents])
+
     def over(self, former: HeadRecord | None, record: HeadRecord) -> HeadRecord:
         """Return the record in the place of a former one: a meta alone goes with the parts of its stage."""
         if former is None or record.parts or not former.parts:
@@ -521,7 +536,7 @@ class PutTarget:
         if former.stage != record.stage:
             raise names.replaced(self.path)
         stream = former.stream or b""
-        return replace(record, mark=former.mark, parts=former.parts, size=former.size, inline=stream)
+        return record._replace(mark=former.mark, parts=former.parts, size=former.size, inline=stream)
 
 
 class _Recent:
@@ -557,11 +572,6 @@ class _Recent:
 def _row(*facts: object) -> Row:
     """Return the row as every place can hold it."""
     return Row(*[ascii(fact)[1:-1] if isinstance(fact, str) else "" for fact in facts])
-
-
-def _text(facts: dict[str, object], name: str) -> str:
-    found = facts.get(name)
-    return found if isinstance(found, str) else ""
 
 
 def _fits(base: str, wanted: str | None) -> bool:

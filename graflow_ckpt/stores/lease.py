@@ -25,7 +25,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -116,7 +116,7 @@ class Heads:
             if known is not None and known[:2] == (scope, found.data):
                 return Seen(known[2], found.tag, found.at)
             try:
-                head = decode(scope, found.data, partial(self._page, scope))
+                head = decode(scope, found.data, partial(self._pages_of, scope))
                 self._decoded = scope, found.data, head
                 return Seen(head, found.tag, found.at)
             except CheckpointCorrupt:
@@ -124,13 +124,14 @@ class Heads:
                 if now is not None and now.tag == found.tag:
                     raise  # else a page has gone meanwhile
 
-    def _page(self, scope: str, mark: str) -> Page:
-        key = page_key(scope, mark)
-        page = self._pages.get(key)
-        if page is None:
-            (found,) = self.driver.get(key)
-            page = self._kept(key, decode_page(scope, mark, found.data if found is not None else b""))
-        return page  # not looked up once more: another thread may have put others in its place
+    def _pages_of(self, scope: str, marks: Collection[str]) -> dict[str, Page]:
+        pages = {mark: page for mark in marks if (page := self._pages.get(page_key(scope, mark))) is not None}
+        missing = [mark for mark in marks if mark not in pages]
+        found = self.driver.get(*[page_key(scope, mark) for mark in missing]) if missing else ()
+        for mark, stored in zip(missing, found, strict=True):
+            page = decode_page(scope, mark, stored.data if stored is not None else b"")
+            pages[mark] = self._kept(page_key(scope, mark), page)
+        return {mark: pages[mark] for mark in marks}
 
     def _kept(self, key: str, page: Page) -> Page:
         self._pages[key] = page
@@ -175,24 +176,22 @@ class Heads:
     def attempt(self, scope: str, seen: Seen, step: Step, beside: KeyedLease | None = None) -> Seen | None:
         """Replace what was seen; return None if that has changed, or something else does not hold."""
         driver, key = self.driver, head_key(scope)
-        head, page, empty = step.head.turned(step.head.epoch)
+        head, page, over = step.head.turned(step.head.epoch)
+        puts, drops = [*step.puts], [*step.drops, *[page_key(scope, mark) for mark in over]]
         if page is not None:
-            step = step._replace(puts=[*step.puts, Put(page_key(scope, page[0]), page[1])])
+            puts.append(Put(page_key(scope, page[0]), page[1]))
             self._kept(page_key(scope, page[0]), head.pages[page[0]])
-        drops = [*step.drops, *(page_key(scope, mark) for mark in empty)]
-        step = step._replace(head=head, drops=drops)
-        data = head.encode()
         guards = {key: seen.tag}
-        own = Put(key, data, fresh=False)
+        own = Put(key, head.encode(), fresh=False)
         if driver.atomic:
             guards |= beside.guard if beside is not None else {}
-            done = driver.batch([own, *step.puts], step.drops, guards=guards, needs=step.needs)
+            done = driver.batch([own, *puts], drops, guards=guards, needs=step.needs)
         else:
-            if step.puts:  # under marks of this save alone: to write them once more does no harm
-                driver.batch([put._replace(fresh=False) for put in step.puts])
+            if puts:  # under marks of this save alone: to write them once more does no harm
+                driver.batch([put._replace(fresh=False) for put in puts])
             done = driver.batch([own], guards=guards)
-            if done is not None and step.drops:
-                driver.batch([], step.drops)
+            if done is not None and drops:
+                driver.batch([], drops)
         if done is None:
             return None
         return Seen(head, done.tag, synced=done.synced, changed=True)
@@ -296,7 +295,8 @@ class KeyedLease(HeldLease):
         return (head.epoch, head.claim) == (self.epoch, self.claim)
 
     def _without_past(self, head: Head) -> Head:
-        return head._replace(announced=tuple([one for one in head.announced if one not in self._past]))
+        left = tuple([one for one in head.announced if one not in self._past])
+        return head if left == head.announced else head._replace(announced=left)
 
     def _let_go(self) -> None:
         def end(head: Head) -> Step | None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +23,7 @@ META = "meta.json"
 PARTS = ("pkl", "state.json", META)
 
 _OWN = re.compile(r"session_(?P<session>[A-Za-z0-9_-]{1,64})_step_\d+_\d+-\d+\Z")
+_document = json.JSONDecoder().decode
 _CONTENT = re.compile(r"[0-9a-f]{64}\Z")
 _SUFFIXES = tuple(f".{part}" for part in PARTS)
 
@@ -50,7 +50,7 @@ def session_of(base: str) -> str | None:
 
 def path_of(folder: str, base: str) -> str:
     """Return the path as it is listed: a session's own with the suffix that the session gave it."""
-    return f"{folder}/{base}.pkl" if _OWN.match(base) else f"{folder}/{base}"
+    return f"{folder}/{base}.pkl" if session_of(base) else f"{folder}/{base}"
 
 
 def check_own(path: str, its: str | None, mine: str) -> None:
@@ -93,7 +93,7 @@ def facts_in(meta: bytes | bytearray) -> dict[str, Any]:
 def document_in(meta: bytes | bytearray) -> dict[str, Any] | None:
     """Return the same; None if it is damaged."""
     try:
-        found = json.loads(meta)
+        found = _document(meta.decode())
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -202,16 +202,10 @@ class Collected:
             return len(view)
 
 
-@contextmanager
-def unwritten(path: str) -> Iterator[None]:
-    """Turn what is wrong with the server into what is wrong with the save."""
-    try:
-        yield
-    except errors.ServerError as error:
-        ids = {name: value for name, value in error.ids.items() if name != "path"}
-        raise errors.CheckpointError(
-            f"Cannot write the checkpoint {masked(path)}: {error.message}",
-            hint=error.hint,
-            path=masked(path),
-            **ids,
-        ) from error
+def unwritten(path: str, error: errors.ServerError) -> errors.CheckpointError:
+    """Return what to raise where the server has refused a save."""
+    return errors.CheckpointError(
+        f"Cannot write the checkpoint {masked(path)}: {error.message}",
+        hint=error.hint,
+        **error.ids | {"path": masked(path)},
+    )

@@ -6,7 +6,6 @@ on(MemoryStore, KeepsForEver)       that one, in memory
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from graflow_ckpt.core.protocols import Lease
@@ -200,7 +199,7 @@ class LosesContentsOfResealed(Broken):
 
             def change(head: Head) -> Step:
                 record = head.records[base]
-                bare = head.holding(replace(record, contents=()))
+                bare = head.holding(record._replace(contents=()))
                 return self.letting_go(self.scope(path), bare, record.contents, None)
 
             self.heads.change(scope_of(base), change)

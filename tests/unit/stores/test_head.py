@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
+from statistics import median
 from types import FrameType
 from typing import Any
 
@@ -28,11 +29,13 @@ def steps(call: Callable[[], object]) -> int:
         count += event == "opcode"
         return trace
 
+    gc.disable()  # what other tests have left may have finalizers
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(former)
+        gc.enable()
     return count
 
 
@@ -45,13 +48,14 @@ def test_a_save_costs_the_same_however_many_checkpoints_a_session_has() -> None:
         many = [steps(partial(put_own, store, lease, number)) for number in range(1001, 1140)]
     store.forget()
 
-    assert max(many) < 1.1 * max(few)  # the one that turns a page
+    assert median(many) < 1.15 * median(few)
     assert sum(many) < 1.25 * sum(few)
+    assert max(many) < 4 * max(few)  # the one that makes a page of small ones
 
 
 def test_a_head_with_pages_has_what_was_put_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "MOST", 9)
-    monkeypatch.setattr(heads, "TURNED", 6)
+    monkeypatch.setattr(heads, "PAGES", 3)
     chance, pages = random.Random(5), dict[str, Page]()
     head, model = Head(epoch=1), dict[str, HeadRecord]()
     for number in range(1, 800):
@@ -77,7 +81,7 @@ def test_a_head_with_pages_has_what_was_put_in_any_order(monkeypatch: pytest.Mon
 
         everything = {one for record in model.values() for one in record.contents}
         assert [*head.all()] == [*model.values()]
-        assert decode("s", head.encode(), pages.__getitem__) == head
+        assert decode("s", head.encode(), lambda marks: {mark: pages[mark] for mark in marks}) == head
         assert {base: head.get(base) for base in map("c{}".format, range(60))} == {
             base: model.get(base) for base in map("c{}".format, range(60))
         }
@@ -93,7 +97,7 @@ def content(number: int) -> Held:
 def test_of_two_contents_of_a_name_only_the_sound_one_is_found() -> None:
     sound, damaged = content(1), content(1)._replace(mark="1-0b")
     first = HeadRecord("first", "1-0a", 1, "x", contents=(sound,))
-    second = replace(first, base="second", contents=(damaged,))
+    second = first._replace(base="second", contents=(damaged,))
     for head in (Head().holding(first).holding(second), Head().holding(second).holding(first)):
         assert head._replace(bad=frozenset([damaged])).find([sound.name]) == {sound.name: sound}
         assert head.loose([sound, damaged]) == set()

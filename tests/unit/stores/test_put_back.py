@@ -264,8 +264,8 @@ FULL = Head(
 
 
 def read(raw: bytes) -> Head:
-    def no_page(mark: str) -> Any:
-        raise AssertionError(f"no head here has a page: {mark}")
+    def no_page(marks: object) -> Any:
+        raise AssertionError(f"no head here has a page: {marks}")
 
     return decode("s", raw, no_page)
 

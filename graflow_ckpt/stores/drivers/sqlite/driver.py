@@ -131,14 +131,14 @@ class SqliteDriver:
 class _Steps:
     """The steps of one batch. `there`: what is there of all that it is about."""
 
-    def __init__(self, connection: sqlite3.Connection, there: Mapping[str, Any]) -> None:
+    def __init__(self, connection: sqlite3.Connection, there: dict[str, Any]) -> None:
         self._execute, self._each, self._there = connection.execute, connection.executemany, there
         self._free: dict[int, list[int]] = {}  # places in `large` of what goes, by their size in pages
         self._last = -1  # number of a meta, also of one that goes; -1: not looked up yet
         self._entered = 0  # the last number whose facts are entered
 
     def drop(self, keys: Sequence[str]) -> None:
-        gone = [self._there[key] for key in keys if key in self._there]
+        gone = [self._there.pop(key) for key in keys if key in self._there]
         if not gone:
             return
         self._each("DELETE FROM things WHERE key = ?", [row[:1] for row in gone])

@@ -136,6 +136,15 @@ def _refuse_positional(func: Callable[..., Any], names: list[str]) -> NoReturn:
     )
 
 
+def takes_nothing(task: Task) -> bool:
+    """Return True if its body is called without arguments, as most of a large graph are: a quick look."""
+    func = task.func
+    if type(func) is not FunctionType or task.arguments or task.options.inject_context:
+        return False
+    code = func.__code__
+    return not (code.co_argcount or code.co_kwonlyargcount) and getattr(func, "__wrapped__", None) is None
+
+
 def bind(graph: TaskGraph, task: Task) -> Binding:
     """Return the binding of a task at its place in the graph."""
     preds: dict[str, str] = {}
@@ -264,7 +273,8 @@ _ASKS = frozenset({"checkpoint", "request_checkpoint"})
 def check_graph(
     graph: TaskGraph, settings: Settings, inputs: Collection[str], *, shared: bool = False
 ) -> dict[str, Binding]:
-    """Check that every parameter has one source, every option its durability; return the bindings.
+    """Check that every parameter has one source, every option its durability; return the bindings of
+    tasks with parameters. That of any other is made when the task runs.
 
     `shared`: the session's own server keeps a record of every claim.
     """
@@ -272,7 +282,8 @@ def check_graph(
     bindings = {}
     for name, node in graph.nodes.items():
         if name in graph.live and isinstance(node, Task):
-            bindings[name] = bind(graph, node)
+            if not takes_nothing(node):
+                bindings[name] = bind(graph, node)
             if node.options.on_interrupted != "rerun" and not kept:
                 raise GraphError(
                     f"Task {name!r} has on_interrupted={node.options.on_interrupted!r}.",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -78,9 +78,10 @@ class Unpickler(pickle.Unpickler):
     """Python's, for pickles of any version of this package."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        if module == "cloudpickle.cloudpickle" and name in _OURS:
-            return _OURS[name]
-        if (instead := GONE.get(f"{module}:{name}")) is not None:
+        known = f"{module}:{name}"
+        if known in _OURS:
+            return _OURS[known]
+        if (instead := GONE.get(known)) is not None:
             raise AttributeError(f"{module}.{name} was removed: {instead}")
         return super().find_class(*place_of(module, name))
 
@@ -100,8 +101,17 @@ def _builtin_type(name: str) -> Any:
     return import_module("cloudpickle.cloudpickle")._builtin_type(name)
 
 
-_OURS: Final = {"_builtin_type": _builtin_type, "subimport": _module}
-"""Functions that pickles of code call, with our table and our check."""
+def _payload(payload: dict[str, Any]) -> dict[str, Any]:
+    payload["python"] = _writer.get()  # its code is still closed
+    return payload
+
+
+_OURS: Final[dict[str, Callable[..., Any]]] = {
+    "cloudpickle.cloudpickle:_builtin_type": _builtin_type,
+    "cloudpickle.cloudpickle:subimport": _module,
+    "graflow_ckpt._restore:context": _payload,
+}
+"""Functions that pickles call: of code, with our table and our check; and no context, which few need."""
 
 
 def in_foreign_main() -> None:
@@ -111,8 +121,12 @@ def in_foreign_main() -> None:
 
 
 def context(payload: dict[str, Any]) -> Any:
-    """The ExecutionContext of a checkpoint's payload."""
-    payload["python"] = _writer.get()  # its code is still closed
+    """The ExecutionContext of a checkpoint's payload, as Python's own `pickle` makes it."""
+    return context_of(_payload(payload))
+
+
+def context_of(payload: dict[str, Any]) -> Any:
+    """The ExecutionContext of a payload that `Unpickler` has opened."""
     return import_module("graflow_ckpt.engine.context").ExecutionContext.from_payload(payload)
 
 

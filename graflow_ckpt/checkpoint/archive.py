@@ -301,12 +301,12 @@ def _read(store: Readable, found: Found, part: str) -> bytes:
 
 
 def load(store: Readable, keyring: Keyring, path: str) -> tuple[Found, Any]:
-    """Verify a checkpoint and open it: control facts, and what `_restore.context` makes of it."""
+    """Verify a checkpoint and open it: control facts, and its ExecutionContext."""
 
     def read(meta: bytes) -> tuple[Found, Any]:
         found = _find(store, keyring, path, meta)
-        context = open_values(store, found)
-        return unredacted(found, context.payload), context
+        payload = open_values(store, found)
+        return unredacted(found, payload), _restore.context_of(payload)
 
     return _settled(store, path, read)
 
@@ -380,7 +380,7 @@ def whole_values(store: Readable, found: Found) -> Source:
 
 
 def open_values(store: Readable, found: Found, load: Callable[[Source], Any] = pickles.load) -> Any:
-    """Open the pickle of a verified checkpoint."""
+    """Open the pickle of a verified checkpoint; return its payload."""
     with closing(whole_values(store, found)) as source, written_by(str(found.meta.get("python", ""))):
         return load(source)
 

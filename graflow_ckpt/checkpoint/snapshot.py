@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from graflow_ckpt.checkpoint.model import SCHEMA, Document
@@ -16,6 +17,7 @@ from graflow_ckpt.core.facts import Cell, Live, TaskSpec
 from graflow_ckpt.core.state import Gate, SessionState
 
 BACKEND = {"queue": "memory", "channel": "memory"}
+_fields_of = itemgetter(*TaskSpec._fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +149,10 @@ def _restore(facts: Document, payload: dict[str, Any]) -> SessionState:
 
 
 def _restore_spec(state: SessionState, facts: Document, data: list[Cell], order: int) -> None:
-    reference = facts["task_data"]
-    found = {name: facts[name] for name in TaskSpec._fields} | {"status": "pending"}
-    spec = TaskSpec(**found | {"task_data": None if reference is None else data[reference["ref"]]})
+    spec = TaskSpec._make(_fields_of(facts))
+    if spec.status != "pending" or spec.task_data is not None:
+        own = None if (reference := facts["task_data"]) is None else data[reference["ref"]]
+        spec = spec._replace(status="pending", task_data=own)
     key = spec.key
     state.keep(spec)
     if "claim" in facts:

@@ -189,7 +189,7 @@ def load(context: ExecutionContext, found: Found) -> None:
             session=context.session_id,
             path=found.path,
         )
-    payload = archive.open_values(home.store, found).payload
+    payload = archive.open_values(home.store, found)
     found = archive.unredacted(found, payload)
     state = restore(found.facts, payload)
     replayed, damage = _replay(context, state, found)

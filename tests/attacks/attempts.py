@@ -11,6 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final, TypeVar
 
+from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.errors import GraflowError
@@ -65,10 +66,10 @@ def goes_on(scene: Scene) -> str:
         if not isinstance(found, archive.Found):
             reasons.append(found)
             continue
-        payload = archive.open_values(scene.store, found)
+        opened = _restore.context_of(archive.open_values(scene.store, found))
         if found.meta["session_id"] != "victim":
             raise Breach("the session goes on from a checkpoint of another one")
-        _judged(scene, (found, payload))
+        _judged(scene, (found, opened))
         if found.meta["sequence"] < 3 and not reasons:
             raise Breach(f"back to cut {found.meta['sequence']}, and not a word")
         break
@@ -89,7 +90,7 @@ def replays(scene: Scene, epoch: int, after: int, raw: bytes) -> str:
         return SAME
     scene.plant_journal("victim", epoch, after, raw)
     found = archive.find(scene.store, RING, scene.path())
-    state = restore(found.facts, archive.open_values(scene.store, found).payload)
+    state = restore(found.facts, archive.open_values(scene.store, found))
     history.replay(scene.store, RING, state, found, "victim")
     if dump(state) not in scene.states:
         raise Breach(f"records were applied that nobody had written: {dump(state)!r:.2000}")

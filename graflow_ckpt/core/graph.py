@@ -7,8 +7,10 @@ a `Route` per node with its ops ready made, so that a plain completion costs no 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from graflow_ckpt.core.errors import GraphError, UnknownTask
@@ -119,11 +121,11 @@ class TaskGraph:
 
     def add_edge(self, source: str, target: str) -> None:
         """Add an edge: `target` follows `source`."""
-        for name in (source, target):
-            if name not in self.nodes:
-                self.get_node(name)  # which says what there is
-        if target not in self.successors[source]:
-            self.successors[source].append(target)
+        if source not in self.nodes or target not in self.nodes:
+            self.get_node(source), self.get_node(target)  # which say what there is
+        onward = self.successors[source]
+        if target not in onward:
+            onward.append(target)
 
     def get_node(self, name: str) -> Node:
         """Return the node of that name."""
@@ -157,43 +159,43 @@ class TaskGraph:
         for name in self.made:
             del self.nodes[name], self.successors[name]
         self.made.clear()
-        self.starts = tuple(dict.fromkeys(head for name in starts for head in self._entered_at(name)))
+        self.starts = tuple(dict.fromkeys(chain.from_iterable(map(self._entered_at, starts))))
         loops, self.live = self._sort_edges()
         self.looped = {}
         self._refuse_two_entries(loops)
         self.routes = {name: Route(node) for name, node in self.nodes.items()}
-        preds: dict[str, list[str]] = {}
+        preds = defaultdict[str, list[str]](list)
         for source, targets in self.successors.items():
             route = self.routes[source]
-            route.forward = tuple(targets)
+            route.forward = forward = tuple(targets)
             if loops and any((source, t) in loops for t in targets):
                 route.loops = self.looped[source] = tuple(t for t in targets if (source, t) in loops)
-                route.forward = tuple(t for t in targets if (source, t) not in loops)
-            for target in route.forward:
-                preds.setdefault(target, []).append(source)
+                route.forward = forward = tuple(t for t in targets if (source, t) not in loops)
+            for target in forward:
+                preds[target].append(source)
         everywhere = len(self.live) == len(self.nodes)
-        for name, route in self.routes.items():
-            route.preds = tuple(preds.get(name, ()))
-            route.indegree = len(route.preds)
-            if not everywhere:
-                route.indegree = sum(self._counts(p, name) for p in route.preds)
-            route.ways = route.indegree
-            route.waits = route.indegree > 1 or isinstance(route.node, Group)
-        self._mark_lenient()
-        same: dict[str, Op] = {}  # where every edge counts, all that lead to a node send it the same
+        for name, before in preds.items():
+            route = self.routes[name]
+            route.preds = tuple(before)
+            route.ways = route.indegree = (
+                len(before) if everywhere else sum(self._counts(p, name) for p in before)
+            )
+            route.waits = route.indegree > 1
+        self._mark_groups()
+        same: dict[tuple[str, ...], tuple[Op, ...]] = {}  # where every edge counts, all send a node the same
         for name, route in self.routes.items():
             if not everywhere or route.loops:
                 self._prepare(name)
-                continue
-            for target in route.forward:
-                if target not in same:
-                    same[target] = self.edge(name, target)
-            route.done = tuple([same[target] for target in route.forward])
+            elif (done := same.get(route.forward)) is not None:
+                route.done = done
+            else:
+                self._prepare(name)
+                same[route.forward] = route.done
 
     def _entered_at(self, name: str) -> list[str]:
         """Return the nodes that a start at this one runs first: of a group, what its members begin with."""
         group = self.get_node(name)
-        if not isinstance(group, Group):
+        if isinstance(group, Task):
             return [name]
         inner = {
             n for n, node in self.nodes.items() if isinstance(node, Group) and node.inside < group.inside
@@ -217,10 +219,11 @@ class TaskGraph:
         self.nodes, self.routes = Copies(self.nodes), Copies(self.routes)
         return self
 
-    def _mark_lenient(self) -> None:
-        """Mark the nodes of a group that can do without members, groups inside it included."""
-        groups = [(r, r.node.inside) for r in self.routes.values() if isinstance(r.node, Group)]
+    def _mark_groups(self) -> None:
+        """Give groups a gate; mark the nodes of those that can do without members, groups inside included."""
+        groups = [(r, r.node.inside) for r in self.routes.values() if not isinstance(r.node, Task)]
         for route, inside in groups:
+            route.waits = True
             if route.need != 0:
                 for member in inside:
                     self.routes[member].lenient = True

@@ -220,6 +220,12 @@ def _add_group(graph: TaskGraph, expression: Parallel) -> tuple[list[str], list[
     tails: list[str] = []
     inside: set[str] = set()
     for member in expression.members:
+        if isinstance(member, Task):
+            graph.add(member)
+            heads.append(member.name)
+            tails.append(member.name)
+            inside.add(member.name)
+            continue
         first, last = add_to(graph, member)
         heads += first
         tails += last

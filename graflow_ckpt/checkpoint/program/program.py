@@ -25,6 +25,7 @@ import marshal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from operator import attrgetter
 from types import CodeType, FunctionType, NoneType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -139,16 +140,19 @@ def current_tasks(graph: TaskGraph) -> list[CurrentTask]:
 
 
 def _policy(node: Task | Group) -> str:
-    return repr(node.policy) if isinstance(node, Group) else ""
+    return "" if isinstance(node, Task) else repr(node.policy)
 
 
 def summary_of(graph: TaskGraph) -> str:
     """Return one digest for graph and tasks: if a checkpoint has the same, nothing has to be compared."""
-    own = [node for name, node in graph.nodes.items() if name not in graph.made]
-    code = outline({node.name: node for node in own if isinstance(node, Task)})
-    joined = (node for node in own if graph.successors[node.name] or not isinstance(node, Task))
     made, onward = graph.made, graph.successors
-    edges = [(n.name, [t for t in onward[n.name] if t not in made], _policy(n)) for n in joined]
+    own = {name: node for name, node in graph.nodes.items() if name not in made}
+    code = outline({name: node for name, node in own.items() if isinstance(node, Task)})
+    edges = [
+        (name, [t for t in onward[name] if t not in made] if made else onward[name], _policy(node))
+        for name, node in own.items()
+        if onward[name] or not isinstance(node, Task)
+    ]
     return digest_of_plain((code, graph.starts, edges))
 
 
@@ -274,11 +278,7 @@ class _Printer:
             if type(body) is FunctionType and _is_bare(body):
                 code = body.__code__
                 if _SIMPLE.issuperset(map(type, code.co_consts)):
-                    kind = (
-                        code.co_code, code.co_names, code.co_varnames, code.co_argcount,
-                        code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags,
-                        code.co_exceptiontable, body.__module__, id(body.__globals__),
-                    )  # fmt: skip
+                    kind = (*_kind_of(code), body.__module__, id(body.__globals__))
                     number = kinds.get(kind, -1)
                     if number == -1:
                         named = self._reader.names_in(body)
@@ -320,6 +320,12 @@ class _Printer:
 def digest_of_plain(value: Any) -> str:
     """Return a digest of texts, numbers and lists of them: marshal format 2 writes equal ones alike."""
     return blake2b(marshal.dumps(value, 2), digest_size=16).hexdigest()
+
+
+_kind_of = attrgetter(
+    "co_code", "co_names", "co_varnames", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount",
+    "co_flags", "co_exceptiontable",
+)  # fmt: skip
 
 
 def _is_bare(function: FunctionType) -> bool:

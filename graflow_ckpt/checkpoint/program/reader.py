@@ -244,9 +244,12 @@ class Reader:
 
     def __init__(self, tasks: Collection[object], packages: Collection[str] = ()) -> None:
         self.bodies = [self.body(task) for task in tasks]
-        self._kept = [*tasks, *self.bodies, *(task.func for task in tasks if isinstance(task, Task))]
+        pairs = zip(tasks, self.bodies, strict=True)
+        wrapped = (task.func for task, body in pairs if isinstance(task, Task) and task.func is not body)
+        run = [*self.bodies, *wrapped]
+        self._kept = [*tasks, *run]
         self._tasks = frozenset(map(id, self._kept))
-        self._origin = origins([*packages, *declaring(self._kept, self._inner)])
+        self._origin = origins([*packages, *declaring(run, self._inner)])
 
     def body(self, task: object) -> object:
         """Return what a task runs: decorations that do not change it are taken off."""

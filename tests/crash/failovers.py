@@ -74,10 +74,13 @@ class Client:
         pool.connection_kwargs.update(host=server.host, port=server.port)
         pool.disconnect()
         pool.reset()
-        wire: Any = self.session.sender._wire if self.session is not None else None
-        if wire is not None and wire._connection is not None:
-            with suppress(OSError):  # the server has gone, and it has noticed
-                wire._connection._sock.shutdown(2)
+        wires: list[Any] = [*self.link._wires._idle]
+        if self.session is not None:
+            wires.append(self.session.sender._wire)
+        for wire in wires:
+            if wire is not None and wire._connection is not None:
+                with suppress(OSError):  # the server has gone, and it has noticed
+                    wire._connection._sock.shutdown(2)
 
     def leave(self) -> None:
         if self.session is not None:

@@ -20,9 +20,9 @@ from graflow_ckpt.checkpoint.care.resealing import check_parts, put_sealed
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata, parse
 from graflow_ckpt.checkpoint.retention import DEFAULT, Cut, KeepLast, OfAll, Retention
 from graflow_ckpt.checkpoint.seals import Keyring
-from graflow_ckpt.core import errors
+from graflow_ckpt.core import arguments, errors
 from graflow_ckpt.core.redaction import redacted
-from graflow_ckpt.stores import home_of, open_store, open_store_of
+from graflow_ckpt.stores import CheckpointPath, as_path, home_of, open_store, open_store_of
 from graflow_ckpt.stores.around.encodings import Metas
 from graflow_ckpt.stores.names import META
 
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
 
-def load(checkpoint_path: str, *, store: str | None = None) -> ExecutionContext:
+def load(checkpoint_path: CheckpointPath, *, store: str | None = None) -> ExecutionContext:
     """Return a checkpoint to look into, wherever its values are; seal and digests are verified.
 
     Of a .pkl that is a plain pickle `pickle.load` gives the same. To continue from it: `CheckpointManager`.
     """
-    place = open_store_of(checkpoint_path, store)
-    context: ExecutionContext = archive.load(place, Keyring.for_store(place), checkpoint_path)[1]
+    path = as_path(checkpoint_path)
+    place = open_store_of(path, store)
+    context: ExecutionContext = archive.load(place, Keyring.for_store(place), path)[1]
     return context
 
 
@@ -50,7 +51,7 @@ class CheckpointManager:
     def create_checkpoint(
         cls,
         context: ExecutionContext,
-        path: str | None = None,
+        path: CheckpointPath | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> tuple[str, CheckpointMetadata]:
         """Write a checkpoint of a session now."""
@@ -58,16 +59,17 @@ class CheckpointManager:
 
     @classmethod
     def resume_from_checkpoint(
-        cls, checkpoint_path: str, *, store: str | None = None
+        cls, checkpoint_path: CheckpointPath, *, store: str | None = None
     ) -> tuple[ExecutionContext, CheckpointMetadata]:
         """Return the session as it was at that checkpoint, and no other; `execute` continues from it."""
-        place = open_store_of(checkpoint_path, store)
+        path = as_path(checkpoint_path)
+        place = open_store_of(path, store)
         keyring = Keyring.for_store(place)
         context: ExecutionContext
         try:
-            found, context = archive.load(place, keyring, checkpoint_path)
+            found, context = archive.load(place, keyring, path)
         except errors.CheckpointCorrupt as error:
-            error.hint = f"{error.hint} {history.beside_damaged(place, keyring, checkpoint_path)}".strip()
+            error.hint = f"{error.hint} {history.beside_damaged(place, keyring, path)}".strip()
             raise
         return context.resumed(found, home_of(found.metadata.home) or place.url), found.metadata
 
@@ -143,6 +145,7 @@ class CheckpointManager:
 
         MetadataChanged, and nothing is written, if another process has changed them since.
         """
+        arguments.kind("metadata", metadata, CheckpointMetadata, "what `verify` or a list gave")
         place = open_store_of(metadata.path, store)
         path, session = metadata.path, metadata.session_id
         changes = check_metadata(changes)
@@ -173,7 +176,8 @@ class CheckpointManager:
         return replace(metadata, user_metadata={**metadata.user_metadata, **changes})
 
     @classmethod
-    def verify(cls, checkpoint_path: str, *, store: str | None = None) -> CheckpointMetadata:
+    def verify(cls, checkpoint_path: CheckpointPath, *, store: str | None = None) -> CheckpointMetadata:
         """Check seal and digests of all three files; opens no pickle."""
-        place = open_store_of(checkpoint_path, store)
-        return archive.check(place, Keyring.for_store(place), checkpoint_path)[0].metadata
+        path = as_path(checkpoint_path)
+        place = open_store_of(path, store)
+        return archive.check(place, Keyring.for_store(place), path)[0].metadata

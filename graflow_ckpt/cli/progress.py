@@ -160,6 +160,8 @@ class Reporter:
 
 def opening(event: Event, tally: Tally) -> str:
     """Return what a new session will be, with a command to resume it if that would find something."""
+    if lazy.stores.backend_of(tally.store) == "memory":
+        return "new; its store ends with this process"
     if event.facts.get("saved") or event.facts.get("recorded"):
         return f"new; if it is interrupted: {words.resume_command(tally.session, tally.store)}"
     if event.facts["kept"]:

@@ -98,6 +98,8 @@ def parse_age(ctx: click.Context, parameter: click.Parameter, given: str | None)
 
 def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
     """Return a folder as it is; an address without its password, which this process remembers."""
+    if given is not None and not given.strip():  # of a variable that is not set, say
+        raise click.BadParameter(f"{given!r} is no place: give a folder or an address.")
     if given is not None and _is_database(given):
         raise click.BadParameter(f"{given} is a database, and its address is sqlite:///{given}.")
     if given is None or "://" not in given or given.lower().startswith(("file:", "sqlite:")):

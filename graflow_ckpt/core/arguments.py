@@ -79,6 +79,11 @@ def kind(name: str, value: object, kinds: type | tuple[type, ...], expected: str
         raise refused(name, value, expected)
 
 
+def no_name(name: object) -> TypeError:
+    """Return the error for what cannot be the name of a value."""
+    return TypeError(f"A channel name is a string, not {type(name).__name__}.")
+
+
 def own(value: Any) -> Any:
     """Return a number of another library as Python's own, which a document can hold."""
     if isinstance(value, int | float) or not isinstance(value, Real):

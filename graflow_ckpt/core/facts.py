@@ -78,9 +78,9 @@ Version = int | bytes
 """What tells one write of a value from every other: compared, and nothing else. 0: there is no value."""
 
 
-def check_session_id(session: str) -> str:
+def check_session_id(session: object) -> str:
     """Give the id back, or say what an id may be."""
-    if not _SESSION_ID.match(session):
+    if not isinstance(session, str) or not _SESSION_ID.match(session):
         raise BadSessionId(
             f"{session!r} is not a session id.",
             hint="Use 1 to 64 letters, digits, '_' or '-'.",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
+from graflow_ckpt.core.arguments import whole
 from graflow_ckpt.core.facts import JUMP, Cell, TaskSpec
 
 NONE = b"\xc0"
@@ -100,6 +101,8 @@ class SessionState:
 
     def limit_to(self, max_steps: int | None) -> None:
         """Stop after so many steps, unless a `reopen` says otherwise."""
+        if max_steps is not None:
+            whole("max_steps", max_steps, least=0)
         self.max_steps = max_steps
 
     def take_random(self) -> bytes | None:

@@ -34,7 +34,7 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.stores import home_of, open_store_of
+from graflow_ckpt.stores import CheckpointPath, as_path, home_of, open_store_of
 from graflow_ckpt.stores.around.keys import Keyring
 
 KEPT = 30 * 24 * 3600
@@ -70,8 +70,9 @@ class Standing(NamedTuple):
         return {"workflow": workflow, "ttl": str(KEPT), "kept": str(KEPT)} | known
 
 
-def standing_at(path: str, store: str | None = None) -> Standing:
+def standing_at(path: CheckpointPath, store: str | None = None) -> Standing:
     """Verify a checkpoint and open it; refused if its values are not in it."""
+    path = as_path(path)
     place = open_store_of(path, store)
     context: Any  # the ExecutionContext that the checkpoint's pickle makes
     found, context = archive.load(place, Keyring.for_store(place), path)

@@ -19,6 +19,7 @@ from graflow_ckpt.checkpoint.values.codec import FORGOTTEN, apart, check_storabl
 from graflow_ckpt.checkpoint.values.pickles import live_bytes, live_digest, load_live
 from graflow_ckpt.checkpoint.values.sharing import bundles, copied
 from graflow_ckpt.core import errors
+from graflow_ckpt.core.arguments import no_name
 from graflow_ckpt.core.facts import (
     NO_EFFECTS,
     RESULT,
@@ -242,6 +243,8 @@ class Attempt:
             return changed
         if is_atom(default):
             return default
+        if not isinstance(name, str):  # what is changed in it would be set
+            raise no_name(name)
         before = mark(default)
         if not before:  # it need not be storable: only what is changed is kept
             return default
@@ -326,7 +329,7 @@ class Attempt:
     def set(self, name: str, value: Any) -> None:
         self.still_running()
         if not isinstance(name, str):
-            raise TypeError(f"A channel name is a string, not {type(name).__name__}.")
+            raise no_name(name)
         if self.checks and not is_atom(value):
             check_storable(name, value)
         self.written[name] = value
@@ -334,6 +337,8 @@ class Attempt:
 
     def append(self, name: str, item: Any) -> None:
         self.still_running()
+        if not isinstance(name, str):
+            raise no_name(name)
         cell = check_storable(name, item) if self.checks else to_cell(item)
         known = self.got.get(name)
         if name in self.written:

@@ -15,6 +15,7 @@ from types import CodeType, FunctionType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from graflow_ckpt.checkpoint.program.program import Missing
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import GraphError, TaskError
 from graflow_ckpt.core.facts import RESULT
 from graflow_ckpt.core.graph import TaskGraph
@@ -296,6 +297,8 @@ def check_graph(
 
 def check_inputs(graph: TaskGraph, given: Collection[str], declared: Collection[str] | None) -> None:
     """Refuse an input whose name is almost that of a parameter; `declared`: refuse all others."""
+    for name in given:
+        arguments.text("the name of an input", name)
     tasks = [node for node in graph.nodes.values() if isinstance(node, Task)]
     if declared is not None:
         for name in [name for name in given if name not in declared]:

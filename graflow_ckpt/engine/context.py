@@ -44,7 +44,7 @@ from graflow_ckpt.sessions.views import (
     TaskQueue,
     ValueChannel,
 )
-from graflow_ckpt.stores import open_store, store_of
+from graflow_ckpt.stores import CheckpointPath, as_path, open_store, store_of
 from graflow_ckpt.stores.places import path_at
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class ExecutionContext:
         self.named = session_id is not None  # the user will come back for it
         if not self.named and self.settings.durability == "auto":
             self.settings = replace(self.settings, durability="checkpoint")
-        self.session_id = check_session_id(session_id or uuid.uuid4().hex[:12])
+        self.session_id = check_session_id(uuid.uuid4().hex[:12] if session_id is None else session_id)
         self.session = MemorySession(SessionState(self.session_id))
         written = Written(self.settings.workflow, self.settings.program)
         self.home = Home(open_store(store), self.session_id, written)
@@ -287,10 +287,12 @@ class ExecutionContext:
             return {**capture(self.state).facts, "backend": dict(self.home.tables)}
 
     def checkpoint(
-        self, path: str | None = None, metadata: dict[str, Any] | None = None, storage: str | None = None,
+        self, path: CheckpointPath | None = None, metadata: dict[str, Any] | None = None,
+        storage: str | None = None,
         *, portable: bool = False,
     ) -> tuple[str, CheckpointMetadata]:  # fmt: skip
         """Write a checkpoint now. Of a session in Redis only a `portable` one holds queue and values."""
+        path = None if path is None else as_path(path)
         if storage is not None:
             path = path_at(storage, self.home.store, self.home.own_path(self.steps), path)
         if path is not None:
@@ -341,37 +343,40 @@ class ExecutionContext:
         self.checkpoint(path)
 
     @classmethod
-    def load(cls, path: str) -> ExecutionContext:
+    def load(cls, path: CheckpointPath) -> ExecutionContext:
         return cls.resume(path)
 
     @classmethod
-    def resume(cls, path: str) -> ExecutionContext:
+    def resume(cls, path: CheckpointPath) -> ExecutionContext:
         """Return the session as it was at a checkpoint; one in Redis, as it is now."""
         from graflow_ckpt.checkpoint.manager import CheckpointManager
 
         return CheckpointManager.resume_from_checkpoint(path)[0]
 
     @classmethod
-    def rewind(cls, path: str, *, redis_url: str | None = None, store: str | None = None) -> ExecutionContext:
+    def rewind(
+        cls, path: CheckpointPath, *, redis_url: str | None = None, store: str | None = None
+    ) -> ExecutionContext:
         """Rewind the session in Redis to a portable checkpoint; refused while a worker runs it."""
         return cls._adopted(path, None, redis_url, store)
 
     @classmethod
     def fork(
         cls,
-        path: str,
+        path: CheckpointPath,
         session_id: str | None = None,
         *,
         redis_url: str | None = None,
         store: str | None = None,
     ) -> ExecutionContext:
         """Return a new session in Redis that begins at a checkpoint: a portable one, or one of memory."""
-        session = check_session_id(session_id or uuid.uuid4().hex[:12])
-        return cls._adopted(path, session, redis_url, store)
+        from graflow_ckpt.engine.shared_context import new_id
+
+        return cls._adopted(path, new_id(session_id), redis_url, store)
 
     @classmethod
     def _adopted(
-        cls, path: str, session: str | None, redis_url: str | None, store: str | None
+        cls, path: CheckpointPath, session: str | None, redis_url: str | None, store: str | None
     ) -> ExecutionContext:
         from graflow_ckpt.engine.shared_context import adopt_into, destination
 

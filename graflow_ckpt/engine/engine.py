@@ -19,6 +19,7 @@ from functools import partial
 from time import sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.values import attachments
 from graflow_ckpt.checkpoint.values.pickles import collector_at_rest
 from graflow_ckpt.core import errors
@@ -446,7 +447,7 @@ class OwnExecution(Execution):
     def _leave(self) -> NoReturn:
         """Stop by a signal: cut if nothing is on loan, and say how to continue from where."""
         self._last_cut("signal")
-        session, last = self.context.session_id, self.home.resumable
+        session, last = self.context.session_id, self._kept
         ended = self.context.status == "completed"
         saved = f"at step {last.steps} ({last.path})" if last is not None else "and was not saved"
         if self.context.cutter is not None and self.context.cutter.recorder.has_all:
@@ -459,8 +460,13 @@ class OwnExecution(Execution):
             message = f"session {session} stopped; it goes on {saved} with: {self._command()}"
         self._interrupted(message, ended=ended)
 
+    @property
+    def _kept(self) -> CheckpointMetadata | None:
+        """The checkpoint that a resume finds in another process."""
+        return None if self.home.backend == "memory" else self.home.resumable
+
     def _can_go_on(self) -> bool:
-        return self.home.resumable is not None and self.settings.on_failure != "rollback"
+        return self._kept is not None and self.settings.on_failure != "rollback"
 
     def _last_cut(self, cause: str) -> None:
         if self.settings.durability == "none":

@@ -198,7 +198,7 @@ class Destination:
 
 def new_id(session: str | None) -> str:
     """Return an id for a session that is to be made."""
-    return check_session_id(session or uuid.uuid4().hex[:12])
+    return check_session_id(uuid.uuid4().hex[:12] if session is None else session)
 
 
 def adopt_into(standing: Standing, session: str | None, to: Destination) -> SharedPlace:

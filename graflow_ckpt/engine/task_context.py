@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
 from graflow_ckpt.checkpoint.values.attachments import Attachment, attach, record
 from graflow_ckpt.checkpoint.values.codec import FORGOTTEN, check_storable
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import GraflowError, GraphError, UnknownTask, WorkflowCancelled
 from graflow_ckpt.core.facts import NO_DATA, RESULT, Cell, Live, Next, Request, Spawned
 from graflow_ckpt.core.task import Task
@@ -273,11 +274,13 @@ class TaskExecutionContext:
 
     def terminate_workflow(self, message: str = "") -> None:
         """Commit this task, start nothing more: the session is completed."""
+        arguments.kind("message", message, str, "a text")
         self._attempt.asking().end(message)
 
     def cancel_workflow(self, message: str = "") -> None:
         """Do not commit this task; the session is cancelled. Leaves the body at once."""
         self._attempt.still_running()
+        arguments.kind("message", message, str, "a text")
         cancelled = WorkflowCancelled(
             message or "The workflow was cancelled.", session=self.session_id, task=self.task_id
         )

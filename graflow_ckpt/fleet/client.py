@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -168,7 +167,7 @@ class Client:
         cap: int | None, terms: Terms,
     ) -> Handle:  # fmt: skip
         keyring = self.keyring or Keyring.load(local=False)  # which says how to get one
-        session = terms.session or uuid.uuid4().hex[:12]
+        session = new_id(terms.session)
         cells = SealedCells(session, keyring, terms.value_limit)
         cold: dict[str, str | bytes] = {**facts, "code": packed.digest, "starts": json.dumps(starts)}
         self.programs.store(packed, keyring)

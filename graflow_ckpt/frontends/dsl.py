@@ -274,7 +274,7 @@ class Workflow:
         self, start: str | DecoratedTask | None, max_steps: int | None, inputs: Mapping[str, Any] | None
     ) -> ExecutionContext | None:
         if max_steps is not None:
-            arguments.whole("max_steps", max_steps)
+            arguments.whole("max_steps", max_steps, least=0)
         if inputs is not None:
             arguments.kind("inputs", inputs, Mapping, "a dict of names and values")
         if not overrides.wants(self.name):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from graflow_ckpt.core.arguments import no_name
 from graflow_ckpt.core.facts import Cell, Claim, Op, TaskSpec
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.sessions.protocol import Found
@@ -107,9 +108,13 @@ class ValueChannel:
         return self._from_cells(key, found[0], found[2])
 
     def set(self, key: str, value: Any) -> None:
+        if not isinstance(key, str):
+            raise no_name(key)
         self._session.commit([("put", key, self._to_cell(key, value), -1)])
 
     def append(self, key: str, item: Any) -> None:
+        if not isinstance(key, str):
+            raise no_name(key)
         self._session.commit([("append", key, self._to_cell(key, item))])
 
     def keys(self) -> list[str]:

@@ -50,6 +50,9 @@ _STORES = {
 Place = str | os.PathLike[str] | CheckpointStore
 """An address, a folder, or a store that a program has made."""
 
+CheckpointPath = str | os.PathLike[str]
+"""The path of a checkpoint, as users give it."""
+
 _made: dict[str, CheckpointStore] = {}
 
 
@@ -83,6 +86,8 @@ def address_of(place: Place, workflow: str = "") -> str:
     """Return the address of a place; `${workflow.name}` in it stands for the name. A store that was made is
     what its address opens from now on in this process: with the keys and bounds that it was given."""
     if isinstance(place, str | os.PathLike):
+        if not os.fspath(place).strip():  # of a variable that is not set, say
+            raise arguments.refused("store", place, "an address, a path or a store")
         return os.fspath(place).replace("${workflow.name}", workflow)
     if not isinstance(getattr(place, "url", None), str):
         raise arguments.refused("store", place, "an address, a path or a store")
@@ -103,6 +108,13 @@ def store_of(path: str) -> str:
     if objects_names.is_objects(path):
         return objects_names.split(path)[0]
     return os.path.dirname(path) or "."
+
+
+def as_path(path: object) -> str:
+    """Return the path of a checkpoint as a user has given it; refuse what is none."""
+    if isinstance(path, str | os.PathLike) and os.fspath(path).strip():
+        return os.fspath(path)
+    raise arguments.refused("path", path, "the path of a checkpoint")
 
 
 def as_typed(store: str) -> str:

@@ -23,6 +23,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, SessionElsewhere
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import as_typed, backend_of, open_store
@@ -240,7 +241,7 @@ def path_at(
 ) -> str:
     """Return a path as `checkpoint(storage=…)` means it: in the store at hand if it is of that kind, else in
     the one that the environment names. `auto`: the path that it would have else; `path`: what was given."""
-    kind = _known(storage.lower(), "storage")
+    kind = _known(arguments.text("storage", storage).lower(), "storage")
     if path is not None and ("/" in path or kind == "local"):
         if _kind_of(path) != kind:
             raise CheckpointError(

@@ -60,6 +60,7 @@ def _copied(
     workflow: str | None = None, take_over: bool = False,
 ) -> int:  # fmt: skip
     """Copy what is named, or all; the exit status."""
+    _check_lasts(there)
     keys, ring = lazy.keys.Keyring.reading(shared=here.shared), lazy.keys.Keyring.for_store(there)
     luggage = lazy.journey.Luggage
     going = luggage.named(here, what) if what else luggage.all(here, workflow)
@@ -121,6 +122,7 @@ def import_(manner: Manner, /, file: str, trust: bool, take_over: bool, yes: boo
     with lazy.disk.refusing("open", file):
         os.stat(file)
     origin, target = lazy.sqlite_store.SqliteStore(file), lazy.stores.open_store(store)
+    _check_lasts(target)
     keys = None if trust else lazy.keys.Keyring.reading(shared=False)
     if trust and not yes:
         for maker in _makers(origin):
@@ -133,6 +135,11 @@ def import_(manner: Manner, /, file: str, trust: bool, take_over: bool, yes: boo
     if trust and any(any(origin.segments(session)) for session in going.sessions):
         manner.note("the journals in it were left out: only their key could tell whether they are whole")
     return journey.tell(manner)
+
+
+def _check_lasts(target: CheckpointStore) -> None:
+    if lazy.stores.backend_of(target.url) == "memory":
+        raise click.UsageError(f"{target.url} ends with this command, and with it what is copied there.")
 
 
 def _makers(origin: CheckpointStore) -> list[str]:

@@ -51,7 +51,7 @@ class LocalStore(Store[LocalLease]):
                 f"{text} asks for values that checkpoints of a folder share, which folders do not have.",
                 hint="Each checkpoint of a folder is complete by itself. For shared values: sqlite:///FILE.",
             )
-        if not text:
+        if not text.strip():
             raise CheckpointError("The path for the checkpoints is empty: no folder.", hint="Give a folder.")
         self.folder = text.rstrip("/") or "/"
         self.synced = True  # False once the file system has refused to sync a folder: saves are `accepted`

@@ -225,6 +225,8 @@ def pickler() -> type[Any]:
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+        dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({io.TextIOWrapper: _no_file})
+
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, FunctionType | type):
                 reduced = _by_name(obj)
@@ -243,10 +245,20 @@ def _copier() -> type[Any]:
     import cloudpickle
 
     class Copier(cloudpickle.Pickler):  # type: ignore[misc]  # as above
+        dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({io.TextIOWrapper: _no_file})
+
         def reducer_override(self, obj: Any) -> Any:
             return _memo(obj) if type(obj) is _lru_cache_wrapper else super().reducer_override(obj)
 
     return Copier
+
+
+def _no_file(file: io.TextIOWrapper) -> Any:
+    """Refuse an open file, which cloudpickle would replace by its text; the process's own have a name."""
+    for name in ("stdout", "stderr"):
+        if file is getattr(sys, name):
+            return getattr, (sys, name)
+    raise TypeError("an open file ends with its process")
 
 
 def _memo(obj: Any) -> Any:

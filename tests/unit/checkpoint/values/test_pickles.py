@@ -212,6 +212,27 @@ def test_what_cannot_be_pickled_is_named_with_its_path(build: Callable[[Any], An
     assert isinstance(caught.value.__cause__, TypeError)
 
 
+@pytest.mark.parametrize("mode", ["r", "w", "rb"])
+@pytest.mark.parametrize("build", [lambda file: {"f": file}, lambda file: [lambda: file.read()]])
+def test_an_open_file_is_refused_whatever_it_holds(
+    mode: str, build: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "text"
+    path.write_text("what it says")
+
+    with path.open(mode) as file, pytest.raises(NotStorable, match=r"an open file|BufferedReader"):
+        live_bytes(build(file), root="v")
+
+
+def test_what_a_process_writes_to_is_that_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "stderr").open("w") as file:
+        monkeypatch.setattr(sys, "stderr", file)
+
+        assert load_live(live_bytes([file])) == [file]
+
+
 def test_a_culprit_is_found_past_parts_that_point_back() -> None:
     model = Model(1)
     model.layers += [Layer(1, model=model), Layer(2, threading.Lock(), model)]

@@ -9,6 +9,7 @@ Also the one place where errors become messages and exit statuses:
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -101,6 +102,14 @@ def app() -> None:
     """Workflows in which the checkpoint comes first: kill anything, run the same command, go on."""
 
 
+def _is_nowhere() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def call(arguments: Sequence[str] | None) -> int:
     """Run one command; the exit status."""
     manner = Manner()
@@ -119,5 +128,9 @@ def call(arguments: Sequence[str] | None) -> int:
         return error.exit_code
     except GraflowError as error:
         return manner.failed(error)
+    except FileNotFoundError:
+        if not _is_nowhere():
+            raise
+        return manner.failed(GraflowError("The working folder was deleted.", hint="Go to another one: cd."))
     except KeyboardInterrupt:
         return 130

@@ -96,7 +96,7 @@ def adopt(
     another id has checkpoints.
     """
     found, graph, state = standing.found, standing.graph, standing.state
-    home = Home(store, check_session_id(session or standing.session))
+    home = Home(store, check_session_id(standing.session if session is None else session))
     home.program.writes(home.program.written.adopting(found.meta))
     lease = home.open(take_over=take_over)
     try:

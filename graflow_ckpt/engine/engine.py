@@ -29,6 +29,7 @@ from graflow_ckpt.engine import notices, resuming
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.bind import Binding, check_answers, check_graph, wants_home
 from graflow_ckpt.engine.cuts import Cutter, restore_random
+from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.invoke import Bodies, Invoker, Lapsed
 from graflow_ckpt.engine.run import GoBack, Inbox, Run, RunHost
 from graflow_ckpt.engine.signals import Stop, handled
@@ -447,7 +448,7 @@ class OwnExecution(Execution):
     def _leave(self) -> NoReturn:
         """Stop by a signal: cut if nothing is on loan, and say how to continue from where."""
         self._last_cut("signal")
-        session, last = self.context.session_id, self._kept
+        session, last = self.context.session_id, _left_by(self.home)
         ended = self.context.status == "completed"
         saved = f"at step {last.steps} ({last.path})" if last is not None else "and was not saved"
         if self.context.cutter is not None and self.context.cutter.recorder.has_all:
@@ -460,13 +461,8 @@ class OwnExecution(Execution):
             message = f"session {session} stopped; it goes on {saved} with: {self._command()}"
         self._interrupted(message, ended=ended)
 
-    @property
-    def _kept(self) -> CheckpointMetadata | None:
-        """The checkpoint that a resume finds in another process."""
-        return None if self.home.backend == "memory" else self.home.resumable
-
     def _can_go_on(self) -> bool:
-        return self._kept is not None and self.settings.on_failure != "rollback"
+        return _left_by(self.home) is not None and self.settings.on_failure != "rollback"
 
     def _last_cut(self, cause: str) -> None:
         if self.settings.durability == "none":
@@ -482,6 +478,11 @@ class OwnExecution(Execution):
         else:
             assert self.context.cutter is not None
             self.context.cutter.final(cause)
+
+
+def _left_by(home: Home) -> CheckpointMetadata | None:
+    """Return the checkpoint that a resume finds in another process."""
+    return None if home.backend == "memory" else home.resumable
 
 
 def doubts(state: SessionState) -> dict[int, str]:

@@ -44,6 +44,7 @@ from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.redis.keys import keys_of
 from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import read_state
+from graflow_ckpt.stores import CheckpointPath, as_path
 
 if TYPE_CHECKING:
     from graflow_ckpt.fleet.client import Client
@@ -287,9 +288,14 @@ class Handle:
         )
 
     def checkpoint(
-        self, metadata: dict[str, Any] | None = None, *, portable: bool = False, path: str | None = None
+        self,
+        metadata: dict[str, Any] | None = None,
+        *,
+        portable: bool = False,
+        path: CheckpointPath | None = None,
     ) -> CheckpointMetadata:
         """Take one now, in this process. A portable one holds queue and values, too: for rewind and fork."""
+        path = None if path is None else as_path(path)
         return self.home().cut("request", check_metadata(metadata), path=path, portable=portable)
 
     def home(self, store: str = "") -> SharedHome:
@@ -382,6 +388,8 @@ class Changes:
     def __init__(self, link: RedisLink, session: str, timeout: float | None) -> None:
         self._link = link
         self._channel = f"{keys_of(session)}ev"
+        if timeout is not None:
+            arguments.kind("timeout", timeout, (int, float), "a number of seconds")
         self._deadline = None if timeout is None else monotonic() + timeout
         self._bell: Any = None  # a redis.client.PubSub
         self._deaf = False  # the user may read no channels: a look now and then has to do

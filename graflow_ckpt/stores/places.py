@@ -30,6 +30,7 @@ from graflow_ckpt.stores import as_typed, backend_of, open_store
 from graflow_ckpt.stores.drivers.sqlite.names import file_of, folder_of, is_sqlite, own_file
 from graflow_ckpt.stores.files.disk import Disk, open_own
 from graflow_ckpt.stores.names import without_scheme
+from graflow_ckpt.stores.prefixes import unwrapped
 
 log = logging.getLogger("graflow_ckpt.stores")
 
@@ -219,7 +220,7 @@ def _is_passing(place: str, env: Mapping[str, str]) -> bool:
     if backend_of(place) == "memory":
         return True
     temporary = ["/dev/shm", *([env["TMPDIR"]] if env.get("TMPDIR") else ["/tmp", "/var/tmp"])]
-    path = place.removeprefix("sqlite:///")
+    path = without_scheme(unwrapped(place).removeprefix("sqlite:///"))
     return "://" not in path and any(f"{path}/".startswith(f"{os.path.realpath(t)}/") for t in temporary)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionContext, Workflow, load
 from graflow_ckpt.core.errors import BadSessionId, GraphError
-from tests.acceptance.command_line import COUNT, graflow
+from tests.acceptance.command_line import COUNT, GRAFLOW, graflow
 from tests.loops import chain
 
 
@@ -128,3 +130,32 @@ def test_a_store_in_memory_is_named_in_no_command_that_continues() -> None:
 
     assert "its store ends with this process" in ran.err
     assert "graflow-ckpt resume" not in ran.err
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("checkpoints", "fork", "s", ""),
+        ("resume", "s", "--fork", ""),
+        ("run", "program.py", "--durability", "none", "--every", "1"),
+    ],
+)
+def test_what_would_mean_something_else_is_refused(command: tuple[str, ...]) -> None:
+    before = sorted(Path("checkpoints").iterdir())
+
+    refused = graflow(*command, status=2)
+
+    assert "not a session id" in refused.err or "--every does nothing" in refused.err
+    assert sorted(Path("checkpoints").iterdir()) == before
+
+
+@pytest.mark.parametrize("command", [("sessions",), ("doctor",), ("checkpoints", "list")])
+def test_a_working_folder_that_was_deleted_is_said(command: tuple[str, ...]) -> None:
+    nowhere = f"mkdir gone && cd gone && rmdir ../gone && exec {shlex.join([*GRAFLOW, *command])}"
+
+    ended = subprocess.run(["sh", "-c", nowhere], capture_output=True, text=True, check=False, timeout=60)
+
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "The working folder was deleted." in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -16,6 +16,7 @@ import click
 from graflow_ckpt.cli import lazy, options, words
 from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.errors import NoSession, SessionError
+from graflow_ckpt.core.facts import check_session_id
 
 if TYPE_CHECKING:
     from graflow_ckpt.core.protocols import CheckpointStore
@@ -177,7 +178,8 @@ def fork(manner: Manner, /, what: str, new: str | None, values: dict[str, Any], 
             hint=f"graflow-ckpt resume {place.found.path} --fork NEW-ID --url URL makes another one there.",
             path=place.found.path,
         )
-    made = lazy.continuation.forked(place, new or _free(place.store, f"{place.session[:50]}-fork"), values)
+    own = _free(place.store, f"{place.session[:50]}-fork") if new is None else check_session_id(new)
+    made = lazy.continuation.forked(place, own, values)
     document = {
         "session": made.session, "path": made.found.path, "from": place.found.path, "store": made.store,
         "set": sorted(values),

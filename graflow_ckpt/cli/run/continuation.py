@@ -50,7 +50,8 @@ def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: s
     if state.status == "completed":
         how = f"; to run it again: graflow-ckpt run … --session {place.session} --again"
         when = since(place.found.meta)
-        manner.note(f"session {place.session} was finished {when} ({state.steps} steps); nothing is run{how}")
+        after = words.counted(state.steps, "step")
+        manner.note(f"session {place.session} was finished {when} ({after}); nothing is run{how}")
         if manner.json:
             manner.document({"event": "exit", "code": 0, "session": place.session, "status": "completed"})
         return 0

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
+import click
+
 from graflow_ckpt.cli import words
 from graflow_ckpt.cli.locate import UNFINISHED, overview
 from graflow_ckpt.cli.progress import Reporter, Tally, reporter_for
@@ -48,6 +50,8 @@ class Wishes:
         """Return the options of a command: those named above, and settings, as far as they were typed."""
         own = {one.name: options.pop(one.name) for one in fields(cls) if one.name in options}
         settings = {name: value for name, value in options.items() if value}
+        if settings.get("durability") == "none" and "policy" in settings:
+            raise click.UsageError("--every does nothing with --durability none.")
         return cls(**own, settings=settings | ({"on_finished": "again"} if again else {}))
 
     def options(self) -> dict[str, str]:

@@ -92,7 +92,7 @@ def _check_options(allowed: Sequence[str]) -> None:
 def _on_fleet(manner: Manner, handle: Handle, wished: dict[str, Any]) -> None:
     before, status = lazy.control.gone_on(handle, wished["max_steps"], dict(wished["in_doubt"]))
     if before.status == "completed":
-        said = f" is finished ({status.steps} steps); nothing runs"
+        said = f" is finished ({words.counted(status.steps, 'step')}); nothing runs"
     elif status.status == "stopped":  # nothing to follow: it is at its limit, still or again
         said = f": {lazy.waiting.closing(status, lazy.waiting.EXITS['stopped'], None)}"
     else:

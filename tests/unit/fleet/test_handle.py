@@ -12,7 +12,7 @@ import pytest
 
 from graflow_ckpt import task
 from graflow_ckpt.checkpoint.program.plan import PlanRow
-from graflow_ckpt.core.errors import InDoubt, NoSession, SessionError, SessionExists, TaskError
+from graflow_ckpt.core.errors import GraphError, InDoubt, NoSession, SessionError, SessionExists, TaskError
 from graflow_ckpt.core.facts import Claim
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Options, Task
@@ -87,6 +87,16 @@ def test_what_comes_while_a_session_is_purged_is_purged(
     monkeypatch.undo()
     player.close()
     assert [*redis.scan_iter(match=f"{keys_of('s')}[!x]*")] == []
+
+
+def test_a_wrong_word_for_a_path_or_a_time_is_refused_by_its_name(client: Client) -> None:
+    handle = bag(client, "s")
+    wrong: Any = "5s"
+
+    with pytest.raises(GraphError, match="timeout: '5s' is not a number of seconds"):
+        handle.wait(wrong)
+    with pytest.raises(GraphError, match="path: '' is not the path"):
+        handle.checkpoint(path="")
 
 
 def test_a_session_that_was_paused_while_its_last_task_ran_is_completed_when_it_goes_on(

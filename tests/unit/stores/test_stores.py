@@ -380,6 +380,8 @@ def test_what_ends_with_the_process_or_the_temporary_files_is_not_listed(tmp_pat
         "/dev/shm/runs",
         str(tmp_path / "tmp" / "there"),
         f"sqlite:///{tmp_path}/tmp/a.db",
+        f"encrypted+file://{tmp_path}/tmp/there",
+        f"retry+sqlite:///{tmp_path}/tmp/a.db",
     ):
         places.remember(place, "/srv/nightly.py")
 

@@ -204,7 +204,7 @@ class Cutter:
         snapshot = capture(state, capture_random() if self.settings.rng else None, self._begun())
         metadata = self.home.cut(self.graph, snapshot, cause, user, path, self.settings.keep)
         seconds = monotonic() - began
-        if self.home.finds(metadata.path):  # else a resume does not have it
+        if self.home.resumable is metadata:  # else a resume does not have it
             self._exposure.saved(seconds, state, counts=cause == BUDGET)
             if self.session.recorder is not None:
                 self.recorder.follow(state.sequence)

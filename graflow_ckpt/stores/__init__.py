@@ -130,9 +130,12 @@ def open_store_of(path: str, store: str | None = None) -> CheckpointStore:
 
 def lies_in(store: CheckpointStore, path: str) -> bool:
     """Return True if that is the path of a checkpoint in the folder of a store, however it is written."""
-    taken = store.takes(path)
-    folder = os.path.dirname(taken or "")
-    return taken is not None and (folder == store.folder or _real(folder) == _real(store.url))
+    if os.path.dirname(path) == store.folder:
+        return True
+    if (taken := store.takes(path)) is None:
+        return False
+    folder = os.path.dirname(taken)
+    return folder == store.folder or _real(folder) == _real(store.url)
 
 
 def _real(where: str) -> str:

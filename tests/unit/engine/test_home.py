@@ -146,6 +146,11 @@ def test_the_own_folder_is_the_own_folder_however_it_is_written(path: str, tmp_p
     assert not Path("FILE:").exists()
 
 
+def test_a_name_alone_is_in_the_working_folder() -> None:
+    assert three(store=".").execution_context.home.finds("x.pkl")
+    assert not three().execution_context.home.finds("x.pkl")
+
+
 @pytest.mark.parametrize("path", ["~/x.pkl", "sqlite:runs.db/x", "encryptd+/srv/x.pkl"])
 def test_a_path_that_is_half_an_address_makes_no_folder_of_that_name(path: str) -> None:
     context = three().execution_context

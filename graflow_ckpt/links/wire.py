@@ -95,7 +95,7 @@ def line_of(connection: Any) -> BareLine | SlowLine:
     as_usual = (
         type(connection).read_response is redis.Connection.read_response
     )  # a sentinel's looks at replies
-    if hiredis is not None and as_usual and type(sock) is socket.socket and hasattr(select, "poll"):
+    if hiredis is not None and as_usual and type(sock) is socket.socket and "poll" in vars(select):
         return BareLine(sock, connection.socket_timeout)
     return SlowLine(connection)
 

@@ -117,8 +117,8 @@ def test_what_a_body_left_running_ends_with_its_attempt(workflow: Make) -> None:
 # --- in a thread -----------------------------------------------------------------------
 
 
-def swallow() -> None:
-    deadline = time.monotonic() + 3
+def swallow(seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
             while time.monotonic() < deadline:
@@ -127,32 +127,32 @@ def swallow() -> None:
             pass
 
 
-def blocked_in_c() -> None:
-    ctypes.CDLL(None).sleep(3)
+def blocked_in_c(seconds: float) -> None:
+    ctypes.CDLL(None).usleep(int(seconds * 1e6))
 
 
-def blocked_on_a_lock() -> None:
+def blocked_on_a_lock(seconds: float) -> None:
     lock = threading.Lock()
     lock.acquire()
-    lock.acquire(timeout=3)
+    lock.acquire(timeout=seconds)
 
 
 @pytest.mark.parametrize("body", [swallow, blocked_in_c, blocked_on_a_lock], ids=lambda body: body.__name__)
 def test_a_thread_that_hangs_holds_up_neither_a_retry_nor_the_end(body) -> None:
-    attempts = []
+    attempts, timeout = [], stretched(0.2)
 
     def hang(context) -> str:
         attempts.append(context.attempt)
         if context.attempt == 1:
-            body()
+            body(15 * timeout)
         return "second"
 
     began = time.monotonic()
-    assert chain(hang, timeout=stretched(0.2), max_retries=1).execute() == "second"
+    assert chain(hang, timeout=timeout, max_retries=1).execute() == "second"
     took = time.monotonic() - began
 
     assert attempts == [1, 2]
-    assert took < stretched(2)
+    assert took < max(10 * timeout, stretched(2))
 
 
 def test_a_timeout_in_a_thread_says_how_code_can_be_ended() -> None:

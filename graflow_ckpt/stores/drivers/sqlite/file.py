@@ -304,10 +304,11 @@ class Database:
         try:
             connection.rollback()
             if isinstance(error, sqlite3.Error) and is_unconfirmed(error):
-                # What was written is in the log after the last commit that counts. Unless
-                # something else takes its place, a power cut would bring it back.
+                # What was written is in the log after the last commit that counts. Unless something
+                # else takes its place, a power cut would bring it back. The header of a database is
+                # written also as it was; a statement that changes no row writes nothing.
                 connection.execute("BEGIN IMMEDIATE")
-                connection.execute("DELETE FROM large WHERE id = -1")
+                connection.execute(f"PRAGMA user_version = {VERSION}")
                 connection.execute("COMMIT")
         except sqlite3.Error:
             connection.close()

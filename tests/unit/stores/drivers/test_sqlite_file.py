@@ -48,6 +48,19 @@ def test_it_is_in_wal_mode_and_syncs_every_commit(store: SqliteStore) -> None:
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
+def test_a_commit_that_may_come_back_after_a_power_cut_is_overwritten_in_the_log(store: SqliteStore) -> None:
+    put(store, own_name("s", 1), "one")
+    log = Path(f"{store.file}-wal")
+    before = log.read_bytes()
+    unconfirmed = sqlite3.OperationalError("disk I/O error")
+    unconfirmed.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+
+    with pytest.raises(errors.GraflowError), Database(store.file).writing():
+        raise unconfirmed
+
+    assert log.read_bytes() != before
+
+
 def test_processes_that_make_it_at_once_make_one(store: SqliteStore) -> None:
     program = f"""
 import sys

@@ -112,6 +112,10 @@ class Retention:
         """Return whether each session can be looked at without the others."""
         return True
 
+    def counts(self, cut: Cut) -> bool:
+        """Return False if this one is kept, and says nothing about others."""
+        return True
+
     def __and__(self, other: Retention) -> Retention:
         return _combined(Both, self, other)
 
@@ -351,6 +355,9 @@ class Automatic(_Of):
         others = [cut for cut in cuts if cut.cause != REQUESTED and cut.path not in older]
         asked = frozenset(cut.path for cut in cuts if cut.cause == REQUESTED)
         return asked | self.of.keeps(others, now)
+
+    def counts(self, cut: Cut) -> bool:
+        return cut.cause != REQUESTED
 
 
 def automatic(retention: Retention) -> Retention:

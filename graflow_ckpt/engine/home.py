@@ -75,26 +75,20 @@ class Tidier:
     """
 
     def __init__(
-        self,
-        store: CheckpointStore,
-        session: str,
-        keyring: Callable[[], Keyring],
-        *,
-        emit: Callable[..., None],
-        alone: bool = True,
-    ) -> None:
+        self, store: CheckpointStore, session: str, keyring: Callable[[], Keyring], *,
+        emit: Callable[..., None], alone: bool = True,
+    ) -> None:  # fmt: skip
         self._store = store
         self._session = session
         self._keyring = keyring
         self._emit = emit
         self._alone = alone
-        self._own: dict[str, Cut] | None = None  # by name, the session's that are in the store
+        self._rule: Retention | None = None  # as it was applied last
+        self._own: dict[str, Cut] | None = None  # by name, the session's in the store that count for it
         self._coming: Cut | None = None  # what is being saved
         self._going: list[str] = []  # with it
         self._forked: frozenset[str] = frozenset()  # where others began
-        self._top: tuple[str, bytes] | None = (
-            None  # the last that was written to the store, as far as looked at
-        )
+        self._top: tuple[str, bytes] | None = None  # the last that was written to the store, if known
         self._earned = 0.0
         self._seen = 0  # metas that the last pass has left
         self._told = False  # that nothing can be deleted now: once, not after each save
@@ -105,7 +99,7 @@ class Tidier:
             self._own = None  # whether the last one is there was never said
         self._coming = coming = cut_of(path, meta, Metas(self._store, self._keyring()))
         top, self._top, self._going = self._top, None, []
-        rule = automatic(keep)
+        rule = self._applied(keep)
         if coming is None or self._own is None or top is None or not rule.per_session:
             return ()
         if session_of(base_of(path.removeprefix(f"{self._store.folder}/"))) != self._session:
@@ -116,9 +110,9 @@ class Tidier:
         except (errors.GraflowError, OSError):
             return ()  # the save will say so
         self._top = path, meta
-        cuts = tuple({**self._own, base_of(path): coming}.values())
+        cuts = tuple((self._own | _counted([coming], rule)).values())
         kept = rule.keeps(cuts, time.time())
-        if path in kept and not any(cut.lacks for cut in cuts):
+        if (path in kept or not rule.counts(coming)) and not any(cut.lacks for cut in cuts):
             own = (cut for cut in cuts if cut.path not in kept)
             self._going = [cut.path for cut in own if cut.status not in WAITS and cut.id not in self._forked]
         return self._going
@@ -126,9 +120,9 @@ class Tidier:
     def after(self, saved: CheckpointMetadata, keep: Retention, *, last: bool = False) -> bool:
         """Delete what is not kept after a save; return True if none is left. `last`: no save follows."""
         try:
-            rule = automatic(keep)
+            rule = self._applied(keep)
             self._earned += EARNED
-            self._count(saved.path)
+            self._count(saved.path, rule)
             if not self._too_many(rule) or (self._earned < self._seen and not last):
                 return False
             none_left = self._pass(saved.path, rule)
@@ -142,7 +136,13 @@ class Tidier:
         self._told = False
         return none_left
 
-    def _count(self, path: str) -> None:
+    def _applied(self, keep: Retention) -> Retention:
+        rule = automatic(keep)
+        if rule != self._rule:  # others count for it
+            self._own, self._rule = None, rule
+        return rule
+
+    def _count(self, path: str, rule: Retention) -> None:
         """Count what was saved just now, and what went with it."""
         coming, self._coming = self._coming, None
         if os.path.dirname(path) != self._store.folder:
@@ -150,7 +150,7 @@ class Tidier:
         if self._own is None or coming is None or coming.path != path:
             self._own = None
             return
-        self._own[base_of(path)] = coming
+        self._own |= _counted([coming], rule)
         self._earned += coming.size / BYTES
         for gone in self._going:
             self._own.pop(base_of(gone), None)
@@ -160,7 +160,7 @@ class Tidier:
         if not rule.per_session or not self._alone:
             return True  # others have to be looked at
         if self._own is None:
-            self._own = _by_name(inventory(self._store, self._session).cuts)
+            self._own = _counted(inventory(self._store, self._session).cuts, rule)
         own = tuple(self._own.values())
         return len(rule.keeps(own, time.time())) < len(own)
 
@@ -176,7 +176,7 @@ class Tidier:
         for cut in done.cuts:
             log.debug("checkpoint %s is not kept", cut.path, extra={"session": cut.session})
         left = [cut for cut in known.cuts if cut.session == self._session and cut.path not in gone]
-        self._own = _by_name(left)
+        self._own = _counted(left, rule)
         self._earned, self._seen = 0.0, len(known.cuts) - len(gone)
         if self._alone and self._store.drops_along and not any(cut.lacks for cut in known.unreadable):
             self._forked, self._top = forked_from(known.cuts), known.top
@@ -190,9 +190,9 @@ class Tidier:
         self._emit(kind, error=str(error), error_type=type(error).__name__, backend=backend, **facts)
 
 
-def _by_name(cuts: Iterable[Cut]) -> dict[str, Cut]:
-    """Return them by their paths without a suffix, which a listing need not have as the save had it."""
-    return {base_of(cut.path): cut for cut in cuts}
+def _counted(cuts: Iterable[Cut], rule: Retention) -> dict[str, Cut]:
+    """Return those that count, by their paths without a suffix, which a listing may have otherwise."""
+    return {base_of(cut.path): cut for cut in cuts if rule.counts(cut) or cut.lacks}
 
 
 class CheckpointPlace:

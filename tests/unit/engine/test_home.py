@@ -25,6 +25,7 @@ from graflow_ckpt import (
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.retention import (
     DEFAULT,
+    Automatic,
     BestOf,
     DeleteOnSuccess,
     KeepFor,
@@ -487,6 +488,30 @@ def test_what_was_asked_for_stays_unless_the_retention_is_of_all(store: Counting
 
     one.after(save(store, "s", 5), OfAll(KeepLast(1)))
     assert left(store) == ["s5"]
+
+
+def test_another_retention_counts_what_the_former_did_not(owner: Owner) -> None:
+    for number in range(1, 4):
+        owner.save(number, KeepLast(1), cause="request")
+
+    owner.save(4, OfAll(KeepLast(2)), cause="request")
+
+    assert left(owner.store) == ["s3", "s4"]
+
+
+def test_what_was_asked_for_is_not_looked_at_with_every_save(
+    store: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    keeps = Automatic.keeps
+    monkeypatch.setattr(
+        Automatic, "keeps", lambda self, cuts, now: (seen.append(len(cuts)), keeps(self, cuts, now))[1]
+    )
+    owner = Owner(store)
+    for number in range(1, 20):
+        owner.save(number, KeepLast(9), cause="request" if number % 4 else "policy")
+
+    assert (max(seen), len(left(store))) == (4, 19)
 
 
 def test_what_earlier_processes_have_left_goes_too(store: Counting) -> None:

@@ -4,9 +4,9 @@ Method: a session holds 256 MB in 64 numpy arrays, in a dict. It is saved, one a
 saved again: wall time of the second `checkpoint()`, and the bytes by which the store has grown, in SQLite,
 in a bucket (the S3 server of the tests), and in Redis (what its keys take
 in memory; that server has no disk); the time in Postgres, too. And a save of 4 kB, in memory, into a session
-that has 1,000 checkpoints and keeps all of them.
+that has 1,000 checkpoints and keeps all of them; and, of 12 kB and synced, into a folder with 100 or 1,000.
 Unit: ms, MB, µs. The floor of the second save is the first one in the same store, and, to look at, the
-digests alone; that of the save of 4 kB is one into a session that has few.
+digests alone; that of the save of 4 kB is one into a session that has few, in a folder after the first.
 A regression: unchanged arrays that are written or copied, a look-up for each array, a second digest; anything
 that a save does for each checkpoint that there is.
 """
@@ -28,11 +28,13 @@ from benchmarks.bench_sqlite import SMALL, name, parts
 from benchmarks.harness import Case, Ratio, Run
 from benchmarks.programs import place
 from benchmarks.run import SCRATCH
-from graflow_ckpt import workflow
+from graflow_ckpt import task, workflow
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.drivers.objects.store import ObjectStore
 from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
+from graflow_ckpt.stores.files.disk import Disk
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.postgres_servers import PostgresServer
 from tests.servers import Server
@@ -204,6 +206,47 @@ def saves(before: int, run: Run) -> None:
     store.forget()
 
 
+class LateDisk(Disk):
+    """A disk that syncs nothing before it is asked to: what is only prepared there may be lost."""
+
+    __slots__ = ("syncs",)
+
+    def __init__(self) -> None:
+        self.syncs = False
+
+    def sync(self, fd: int) -> None:
+        if self.syncs:
+            super().sync(fd)
+
+    def sync_folder(self, path: str) -> bool:
+        return super().sync_folder(path) if self.syncs else True
+
+
+def in_folder(there: int, run: Run) -> None:
+    """Saves by a session that has so many checkpoints in its folder, and keeps them all."""
+    place(run)
+    disk, count = LateDisk(), run.size(100, smoke=3)
+
+    with workflow(
+        "folder", "folder", durability="checkpoint", store=LocalStore(run.folder / "c", disk=disk)
+    ) as flow:
+
+        @task(inject_context=True)
+        def save(context) -> None:  # type: ignore[no-untyped-def]
+            checkpoint = context.execution_context.checkpoint
+            for _ in range(min(there, run.size(there, smoke=10))):
+                checkpoint()
+            os.sync()
+            disk.syncs = True
+            with run.timed(per=count):
+                for _ in range(count):
+                    checkpoint()
+
+        flow.get_channel().set("value", bytes(12_000))
+        flow.add(save)
+        flow.execute()
+
+
 def cases(name: str, where: Where, taken: Taken = on_disk) -> list[Case]:
     one, two = partial(first, where), partial(second, where)
     return [
@@ -227,6 +270,17 @@ CASES = [
         Ratio(1.25),
         unit="µs",
         repetitions=15,
+    ),
+    *(
+        Case(
+            f"folder: a save after {there:,} others, beside one after the first",
+            partial(in_folder, there),
+            partial(in_folder, 1),
+            Ratio(1.25),
+            repetitions=11,
+            disk=True,
+        )
+        for there in (100, 1000)
     ),
     *cases("SQLite", sqlite),
     *cases("Redis", redis, in_redis),

@@ -134,7 +134,8 @@ def save(
     metadata.synced = store.synced  # as the preflight found it: a listing asks no store
     shown = metadata.redacted()
     payload = _payload(snapshot, program, metadata, shown)
-    state = json.dumps({**snapshot.facts, "graph": program.facts}, separators=(",", ":")).encode()
+    facts = json.dumps(snapshot.facts, separators=(",", ":")).removesuffix("}")
+    state = f'{facts},"graph":{program.graph}}}'.encode()
     digests: dict[str, Digest] = {}
     drops: list[str] = []
     encoding = encoding_of(store, keyring)

@@ -24,6 +24,7 @@ import logging
 import marshal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from operator import attrgetter
 from types import CodeType, FunctionType, NoneType
@@ -46,7 +47,7 @@ SHOWN: Final = 1000
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Program:
     """Made once per session, written with every cut."""
 
@@ -60,6 +61,11 @@ class Program:
     cwd: str | None = None  # the working folder
     defined: str = ""  # the file that defines the workflow
     settings: Document | None = None  # with which the session is run
+
+    @cached_property
+    def graph(self) -> str:
+        """The facts as JSON: the same in every cut, and most of its control facts."""
+        return json.dumps(self.facts, separators=(",", ":"))
 
 
 class Missing:

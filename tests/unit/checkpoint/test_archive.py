@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,25 @@ def test_the_facts_are_one_line_of_json(tmp_path: Path) -> None:
 
     text = (tmp_path / "x.state.json").read_text()
 
-    assert "\n" not in text
+    assert text == json.dumps(json.loads(text), separators=(",", ":"))
     assert json.loads(text)["completed_tasks"] == []
+
+
+def test_the_graph_is_written_down_once_for_all_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    class Counted(dict[str, Any]):
+        def items(self) -> Any:
+            read.append("facts")
+            return super().items()
+
+    monkeypatch.setattr(trios, "_PROGRAM", replace(trios._PROGRAM, facts=Counted(trios._PROGRAM.facts)))
+
+    first, second = trios.save(tmp_path), trios.save(tmp_path, "y.pkl")
+
+    assert read == ["facts"]
+    assert find(first.path).facts["graph"] == find(second.path).facts["graph"]
+    assert list(find(second.path).facts["graph"]["tasks"]) == ["a", "b"]
 
 
 def test_a_path_that_was_not_given_says_session_step_and_sequence(tmp_path: Path) -> None:

@@ -71,6 +71,17 @@ def test_a_smoke_run_fails_on_gross_misses_only(tmp_path: Path, bar: Bar, ratio:
     assert figure.ok is ok
 
 
+@pytest.mark.parametrize(("second", "ok"), [(1.0, True), (GROSS * 50, False)])
+def test_a_smoke_run_fails_if_each_pair_is_a_gross_miss(tmp_path: Path, second: float, ok: bool) -> None:
+    values = iter([GROSS * 50, second])
+
+    figure = measure(
+        Case("case", lambda run: run.report(next(values)), reports(1.0), Ratio(2.0)), tmp_path, smoke=True
+    )
+
+    assert figure.ok is ok
+
+
 def test_a_rate_is_shown_as_operations_per_second_and_compared_as_such(tmp_path: Path) -> None:
     case = Case("case", reports(1 / 30_000), reports(1 / 1_500), Faster(3), unit="/s")
 

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from graflow_ckpt.core.errors import Fenced, WriteConflict
-from graflow_ckpt.core.facts import RESULT, Claim, Live, Op, TaskSpec
+from graflow_ckpt.core.facts import RESULT, Claim, Live, Op, TaskSpec, new
 from graflow_ckpt.core.state import Gate, SessionState
 
 
@@ -65,8 +65,10 @@ def _end(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
         if task in state.completed:
             del state.completed[task]  # the order is that of the last completion
         state.completed[task] = state.steps
-        state.values[task + RESULT] = (op[4], state.sequence)
-        state.appended.pop(task + RESULT, None)  # a task may have appended to a result
+        result = task + RESULT
+        state.values[result] = (op[4], state.sequence)
+        if state.appended:
+            state.appended.pop(result, None)  # a task may have appended to a result
         if state.errors or state.skipped:
             state.errors.pop(task, None)
             state.skipped.pop(task, None)
@@ -125,7 +127,8 @@ def _new_spec(state: SessionState, op: Op, due: float) -> int:
         state.counts[task] = cycle + 1
     key = state.next_key
     state.next_key = key + 1
-    state.specs[key] = TaskSpec(task, data, "pending", priority, 0, retries, how, cycle, due, queue, key)
+    spec = (task, data, "pending", priority, 0, retries, how, cycle, due, queue, key, 0)
+    state.specs[key] = new(TaskSpec, spec)
     return key
 
 
@@ -180,7 +183,7 @@ def _claim(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None
             number = state.next_claim
             state.next_claim = number + 1
             state.claimed[key] = number
-            claims.append(Claim(spec, number))
+            claims.append(new(Claim, (spec, number)))
             limit -= 1
     if not state.claimed:
         state.settle()

@@ -29,6 +29,9 @@ from graflow_ckpt.core.facts import (
 from graflow_ckpt.core.graph import Route, TaskGraph
 from graflow_ckpt.core.task import OnInterrupted
 
+_AS_USUAL = NO_EFFECTS[1:5]
+"""Nothing is asked for: the successors follow."""
+
 _NOWHERE: frozenset[str] = frozenset()
 
 ANSWERS: dict[str, str] = {"rerun": "direct", "skip": "left", "fail": "failed"}
@@ -44,6 +47,8 @@ def decide(graph: TaskGraph, claim: Claim, outcome: Outcome, on_failure: str) ->
         end = ("end", spec.key, number, "completed", outcome.result)
         if effects is NO_EFFECTS:
             return [end, *route.done]
+        if effects[1:5] == _AS_USUAL:
+            return [*effects.ops, end, *route.done]
         ops = [*effects.ops, end]
         ops += _onward(graph, route, effects)
         if effects.terminate is not None:

@@ -32,6 +32,7 @@ from graflow_ckpt.core.facts import (
     Request,
     Spawned,
     Version,
+    new,
 )
 from graflow_ckpt.sessions.protocol import Session, Values
 
@@ -81,10 +82,11 @@ class LiveValues:
     Each is digested when it is got, if it has to be known later whether the body has changed it.
     """
 
-    __slots__ = ("looked", "_digests", "_got", "_values")
+    __slots__ = ("looked", "seen", "_digests", "_got", "_values")
 
     def __init__(self, values: Values, got: dict[str, Got]) -> None:
         self.looked: dict[str, Got] = {}  # parameters: what is made of them shares with them
+        self.seen: set[str] = set()  # without a loan
         self._values = values
         self._got = got
         self._digests: dict[str, bytes] = {}
@@ -188,19 +190,18 @@ class Attempt:
     """The buffer between a body and its session."""
 
     __slots__ = (
-        "appends", "asks", "checks", "claim", "defaults", "got", "live", "over", "seen", "values", "watch",
-        "written", "_digest",
+        "appends", "asks", "checks", "claim", "defaults", "got", "live", "over", "values", "watch", "written",
+        "_digest",
     )  # fmt: skip
 
     def __init__(
-        self, values: Values, claim: Claim, *, check: bool = True, digest: bool = False, watch: bool = False
+        self, values: Values, claim: Claim, check: bool = True, digest: bool = False, watch: bool = False
     ) -> None:
         self.values = values
         self.claim = claim
         self.got: dict[str, Got] = {}
-        self.seen: set[str] = set()  # live values, without a loan
         self.live: LiveValues | None = None  # made for the first one
-        self.defaults: dict[str, list[tuple[Any, bytes]]] = {}  # given for what was not there, as they were
+        self.defaults = _NONE_GIVEN  # for what was not there, as they were
         self.written: dict[str, Any] = {}
         self.appends: list[Op] = []
         self.asks: Asks | None = None
@@ -230,7 +231,7 @@ class Attempt:
         cell, version, items = found or (EMPTY_LIST, 0, ())
         if readonly:
             return self.look(name, (cell, version, (*items, *own)))
-        if any(isinstance(c, Live) for c in (cell, *items)):
+        if has_live(cell, items):
             return self._lend(name, own)
         value = self._kept(name, from_cells(name, cell, (*items, *own)))
         self._take(name, value, b"" if own else to_cell(value) if items else cell, version)
@@ -248,6 +249,8 @@ class Attempt:
         before = mark(default)
         if not before:  # it need not be storable: only what is changed is kept
             return default
+        if self.defaults is _NONE_GIVEN:
+            self.defaults = {}
         known = self.defaults.setdefault(name, [])
         if all(value is not default for value, _ in known):
             known.append((default, before))
@@ -284,13 +287,15 @@ class Attempt:
         self, name: str, found: tuple[Cell, Version, tuple[Cell, ...]], *, parameter: bool = False
     ) -> Any:
         """Return a value that must not be changed."""
-        value = self._kept(name, from_cells(name, found[0], found[2]))
-        if any(isinstance(cell, Live) for cell in (found[0], *found[2])):
-            self.seen.add(name)
+        cell, version, items = found
+        value = self._kept(name, from_cells(name, cell, items))
+        if has_live(cell, items):
+            live = self.live_values()
+            live.seen.add(name)
             if self.watch is not None:
-                self.watch.given(name, value, found[1])
+                self.watch.given(name, value, version)
             if parameter:
-                self.live_values().looked[name] = Got(value, Live(value), found[1])
+                live.looked[name] = Got(value, Live(value), version)
         return read_only(value)
 
     def _kept(self, name: str, value: Any) -> Any:
@@ -333,7 +338,7 @@ class Attempt:
         if self.checks and not is_atom(value):
             check_storable(name, value)
         self.written[name] = value
-        self.appends = [op for op in self.appends if op[1] != name]
+        self.appends = self.appends and [op for op in self.appends if op[1] != name]
 
     def append(self, name: str, item: Any) -> None:
         self.still_running()
@@ -387,13 +392,16 @@ class Attempt:
         changed = self.got or self.written or self.live or self.appends or self.asks
         if not changed and type(result) is bytes:
             return NO_EFFECTS
-        ops, asks = self._changes(), self.asks or _NOTHING
-        nexts, again = asks.nexts, asks.again
+        ops = self._changes()
         if self.checks and self.written and self.claim.spec.cycle == 0:  # not in each round: it costs a walk
             self._report_copies(ops)
         if not self.values.shares:
             ops = self.live_values().bundled(ops, self.written.keys(), self.claim.spec.task_id, result)
-        else:  # what a task is given is a copy, as it is in Redis
+        asks = self.asks
+        if asks is None:
+            return new(Effects, (tuple(ops), *NO_EFFECTS[1:]))
+        nexts, again = asks.nexts, asks.again
+        if self.values.shares:  # what a task is given is a copy, as it is in Redis
             nexts = [one._replace(data=apart(one.data)) if one.data else one for one in nexts]
             again = apart(again) if again else again
         spawned = tuple(one for made in asks.spawned.values() for one in made) if asks.spawned else ()
@@ -447,14 +455,19 @@ class Attempt:
             )
 
 
-_NOTHING = Asks()
+_NONE_GIVEN: dict[str, list[tuple[Any, bytes]]] = {}  # of all attempts that were given no default: stays so
 
 
 def _cell(name: str, value: Any, check: bool) -> Cell:
     cell = to_cell(value)
-    if check and isinstance(cell, Live):
+    if check and not isinstance(cell, bytes):
         check_storable(name, value)
     return cell
+
+
+def has_live(cell: Cell, items: Sequence[Cell]) -> bool:
+    """Return True if the value of a cell, or one of the items appended to it, is live."""
+    return not isinstance(cell, bytes) or (bool(items) and any(isinstance(item, Live) for item in items))
 
 
 def is_list(cell: Cell) -> bool:

@@ -9,10 +9,12 @@ for one parameter, or none, is a GraphError.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import compress
 from types import CodeType, FunctionType, MappingProxyType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from graflow_ckpt.checkpoint.program.program import Missing
 from graflow_ckpt.core import arguments
@@ -33,8 +35,12 @@ SPREAD = "**graflow"
 
 CONTEXT_NAMES = ("context", "ctx")
 
+_COROUTINE = 0x80  # inspect.CO_COROUTINE
+Signature = tuple[list[str], dict[str, Any]]  # the names of the parameters, and the defaults
 
-class Parameter(NamedTuple):
+
+@dataclass(slots=True, eq=False)
+class Parameter:
     """One parameter of a body."""
 
     name: str
@@ -52,69 +58,68 @@ class Parameter(NamedTuple):
 class Binding:
     """The parameters that one task's body takes."""
 
-    __slots__ = ("context", "data", "func", "names", "parameters", "plain", "reads", "task")
+    __slots__ = ("context", "data", "func", "inline", "parameters", "plain", "task")
 
-    def __init__(self, task: Task, preds: dict[str, str], groups: dict[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self, task: Task, preds: dict[str, str], groups: dict[str, tuple[str, ...]],
+        taken: Signature | None = None,
+    ) -> None:  # fmt: skip
         self.task = task
         self.func = task.func
-        names, defaults = signature(task.func)
-        self.context: str | None = None
-        if task.options.inject_context:
-            self.context = next((n for n in names if n in CONTEXT_NAMES), names[0] if names else None)
-            if self.context is None and not isinstance(task.func, Missing):  # which speaks when it is run
-                raise GraphError(
-                    f"Task {task.name!r} has inject_context=True and takes no parameter.", task=task.name
-                )
+        names, defaults = taken or signature(task.func)
+        o = task.options
+        self.context = _context(task, names) if o.inject_context else None
+        self.inline = o.timeout is None and o.isolation == "thread" and not is_coroutine(task.func)
         unknown = sorted(set(task.arguments) - set(names)) if task.arguments else ()
         if unknown:
             raise GraphError(
                 f"Task {task.name!r} takes no parameter {unknown[0]!r}.", task=task.name, parameter=unknown[0]
             )
-        free = [n for n in names if n != self.context]
-        self.names = frozenset(free)
-        self.plain = not free and self.context is None
-        self.parameters: tuple[Parameter, ...] = ()
-        self.reads: tuple[str, ...] = ()
-        self.data: str | None = None
-        if not free:  # as most tasks of a large graph are
-            return
-        self.parameters = tuple(
-            [
-                Parameter(
-                    n, defaults.get(n, MISSING), preds.get(n), groups.get(n), task.arguments.get(n, MISSING)
-                )
-                for n in free
-            ]
-        )
-        self.reads = tuple([name for p in self.parameters for name in _values(p)])
-        self.data = "data" if "data" in free else free[0]
+        self.plain = not names  # as most tasks of a large graph are
+        self.parameters: dict[str, Parameter] = {}
+        for n in names:
+            if n != self.context:
+                default, bound = defaults.get(n, MISSING), task.arguments.get(n, MISSING)
+                self.parameters[n] = Parameter(n, default, preds.get(n), groups.get(n), bound)
+        self.data = "data" if "data" in self.parameters else next(iter(self.parameters), None)
 
-    def reads_beside(self, given: Container[str | None]) -> tuple[str, ...]:
+    def reads(self, given: Container[str | None] = ()) -> list[str]:
         """Return the names of the values that may be read where a call has given these parameters."""
-        return tuple([name for p in self.parameters if p.name not in given for name in _values(p)])
+        names: list[str] = []
+        for p in self.parameters.values():
+            if p.bound is MISSING and p.name not in given:
+                names += [m + RESULT for m in p.group] if p.group is not None else [p.result or p.name]
+        return names
 
 
-def _values(p: Parameter) -> tuple[str, ...]:
-    """Return the names of the values that may be read to fill it."""
-    if p.bound is not MISSING:
-        return ()
-    if p.group is not None:
-        return tuple([member + RESULT for member in p.group])
-    return (p.name,) if p.result is None else (p.result,)
+def _context(task: Task, names: Sequence[str]) -> str | None:
+    """Return the parameter that takes the context."""
+    for name in names:
+        if name in CONTEXT_NAMES:
+            return name
+    if not names and not isinstance(task.func, Missing):  # which speaks when it is run
+        why = f"Task {task.name!r} has inject_context=True and takes no parameter."
+        raise GraphError(why, task=task.name)
+    return names[0] if names else None
 
 
-def signature(func: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
+def is_coroutine(func: Callable[..., Any]) -> bool:
+    func = func.__func__ if type(func) is MethodType else func
+    return type(func) is FunctionType and bool(func.__code__.co_flags & _COROUTINE)
+
+
+def signature(func: Callable[..., Any]) -> Signature:
     """Return the parameter names and the defaults."""
     if type(func) is FunctionType and getattr(func, "__wrapped__", None) is None:  # inspect costs 20 times it
         code = func.__code__
         count = code.co_argcount
         if not (count or code.co_kwonlyargcount):
             return [], {}
-        names = list(code.co_varnames[: count + code.co_kwonlyargcount])
+        names = [*code.co_varnames[: count + code.co_kwonlyargcount]]
         if code.co_posonlyargcount:
             _refuse_positional(func, names)
-        values = func.__defaults__
-        defaults = dict(zip(names[count - len(values) : count], values, strict=True)) if values else {}
+        given = func.__defaults__ or ()
+        defaults = {names[at]: value for at, value in enumerate(given, count - len(given))}
         if func.__kwdefaults__:
             defaults.update(func.__kwdefaults__)
         return names, defaults
@@ -148,14 +153,15 @@ def takes_nothing(task: Task) -> bool:
 
 def bind(graph: TaskGraph, task: Task) -> Binding:
     """Return the binding of a task at its place in the graph."""
+    taken = signature(task.func)
     preds: dict[str, str] = {}
     groups: dict[str, tuple[str, ...]] = {}
-    before = graph.routes[task.name].preds
-    if graph.looped:
-        before += tuple(source for source, targets in graph.looped.items() if task.name in targets)
-    if before:
+    if taken[0]:  # most tasks of a large graph take nothing
+        before = graph.routes[task.name].preds
+        if graph.looped:
+            before += tuple(source for source, targets in graph.looped.items() if task.name in targets)
         preds = {name: name + RESULT for name in _tasks(graph, before, groups)}
-    return Binding(task, preds, groups)
+    return Binding(task, preds, groups, taken)
 
 
 def _tasks(graph: TaskGraph, names: Iterable[str], groups: dict[str, tuple[str, ...]]) -> Iterator[str]:
@@ -179,7 +185,7 @@ def fill(
 ) -> dict[str, Any]:
     """Return the arguments of one attempt; `read` gets results, `own` channel values, MISSING if none."""
     arguments: dict[str, Any] = {}
-    for p in binding.parameters:
+    for p in binding.parameters.values():
         value = MISSING
         if p.name in given:
             value = given[p.name]
@@ -217,31 +223,24 @@ def fill(
 def check(graph: TaskGraph, bindings: dict[str, Binding], channel: Collection[str]) -> None:
     """Refuse two sources for one parameter, or none, by name."""
     mentioned: set[str] | None = None
-    sent = any(b.context is not None for b in bindings.values())  # data, by next_task or next_iteration
-    for name, binding in bindings.items():
+    filled = {name: binding for name, binding in bindings.items() if not binding.plain}
+    able = [b.func for b in filled.values() if b.context is not None]
+    for name, binding in filled.items():
         if name not in graph.live:
             continue
-        for p in binding.parameters:
-            sources = [
-                words
-                for words, found in (
-                    ("an argument bound to the task", p.bound is not MISSING),
-                    ("the result of a predecessor", _comes(p, graph)),
-                    ("a channel value", p.name in channel),
-                )
-                if found
-            ]
-            if len(sources) > 1:
+        for p in binding.parameters.values():
+            sources = (p.bound is not MISSING, _comes(p, graph), p.name in channel)
+            if sum(sources) > 1:
+                two = " and ".join(compress(_SOURCES, sources))
                 raise GraphError(
-                    f"The parameter {p.name!r} of task {name!r} has two sources: {' and '.join(sources)}.",
+                    f"The parameter {p.name!r} of task {name!r} has two sources: {two}.",
                     hint="Rename one of them.",
                     task=name,
                     parameter=p.name,
                 )
-            filled = p.name == binding.data and sent and name not in graph.starts
-            if not sources and p.result is None and p.default is MISSING and not filled:
+            sent = p.name == binding.data and able and name not in graph.starts  # by next_task, say
+            if not any(sources) and p.result is None and p.default is MISSING and not sent:
                 if mentioned is None:
-                    able = (b.func for b in bindings.values() if b.context is not None)
                     mentioned = set().union(*(_texts(func, whole=True) for func in able))
                 if p.name not in mentioned:
                     raise GraphError(
@@ -250,6 +249,9 @@ def check(graph: TaskGraph, bindings: dict[str, Binding], channel: Collection[st
                         task=name,
                         parameter=p.name,
                     )
+
+
+_SOURCES = ("an argument bound to the task", "the result of a predecessor", "a channel value")
 
 
 def _remedy(parameter: str, task: str, binding: Binding, graph: TaskGraph) -> str:
@@ -346,12 +348,12 @@ def takes_cuts(settings: Settings, bindings: dict[str, Binding]) -> bool:
     """Return True if a checkpoint will be taken while it runs, as far as that can be seen."""
     if settings.policy.watches and settings.durability != "none":
         return True
-    return any(b.context is not None and _ASKS & _names(b.func) for b in bindings.values())
-
-
-def _names(func: Callable[..., Any]) -> set[str]:
-    """Return the names that a body uses, nested functions and helpers of its module included."""
-    return {name for code in _codes(func) for name in code.co_names}
+    for binding in bindings.values():
+        if binding.context is not None:
+            for code in _codes(binding.func):
+                if not _ASKS.isdisjoint(code.co_names):
+                    return True
+    return False
 
 
 def _texts(func: Callable[..., Any], *, whole: bool = False) -> set[str]:
@@ -359,15 +361,14 @@ def _texts(func: Callable[..., Any], *, whole: bool = False) -> set[str]:
     return {text for code in _codes(func, whole=whole) for text in code.co_consts if isinstance(text, str)}
 
 
-def _codes(func: Callable[..., Any], *, whole: bool = False) -> Iterator[CodeType]:
-    """Yield the code of a body and of its helpers; `whole`: of all functions of its module."""
+def _codes(func: Callable[..., Any], *, whole: bool = False) -> list[CodeType]:
+    """Return the code of a body and of its helpers; `whole`: of all functions of its module."""
     func = func.__func__ if type(func) is MethodType else func
     if type(func) is not FunctionType:
-        return
+        return []
     known = func.__globals__
     helpers = list(known.values()) if whole else [known.get(name) for name in func.__code__.co_names]
-    codes = [func.__code__, *(h.__code__ for h in helpers if type(h) is FunctionType)]
-    while codes:
-        code = codes.pop()
-        yield code
-        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+    codes = [func.__code__, *[h.__code__ for h in helpers if type(h) is FunctionType]]
+    for code in codes:  # which grows meanwhile
+        codes += [c for c in code.co_consts if type(c) is CodeType]
+    return codes

@@ -117,10 +117,11 @@ class Cutter:
 
     def after(self, outcome: Outcome, idle: bool) -> bool:
         """Cut after a commit if one is due and nothing is on loan; return True if one waits for that."""
-        if isinstance(outcome, Done) and outcome.effects.request is not None:
-            self._requests.append(outcome.effects.request)
-        if self._auto and not self.recorder.records and isinstance(outcome, Done):
-            self.recorder.open_gap(next(reversed(self.session.state.completed), "") + RESULT)
+        if isinstance(outcome, Done):
+            if outcome.effects.request is not None:
+                self._requests.append(outcome.effects.request)
+            if self._auto and not self.recorder.records:
+                self.recorder.open_gap(next(reversed(self.session.state.completed), "") + RESULT)
         return self.poll(idle)
 
     def poll(self, idle: bool) -> bool:
@@ -264,8 +265,10 @@ class Recorder:
 
     def note_attempt(self, attempt: Attempt | None) -> None:
         """Note what the attempt that commits has in its hands: its own loans do not forbid a record."""
-        self._loans = attempt.live.on_loan() if attempt is not None and attempt.live is not None else ()
-        self._in_hand = None if attempt is None else [*self._loans, *attempt.seen]
+        live = None if attempt is None else attempt.live
+        self._loans = () if live is None else live.on_loan()
+        seen = () if live is None else live.seen
+        self._in_hand = None if attempt is None else [*self._loans, *seen]
 
     def _record(self, state: SessionState, now: float, ops: Sequence[Op]) -> None:
         """Write one record per commit, under the session's lock."""

@@ -27,28 +27,25 @@ from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from graflow_ckpt.checkpoint.values.codec import check_storable, decode, to_cell
-from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
+from graflow_ckpt.checkpoint.values.codec import decode, to_cell
+from graflow_ckpt.checkpoint.values.pickles import check_picklable, live_bytes, load_live
 from graflow_ckpt.core import errors
 from graflow_ckpt.core.decide import given_up, in_doubt, pass_on
-from graflow_ckpt.core.facts import RESULT, Cancelled, Cell, Claim, Done, Failed, Op, Outcome, TaskSpec
-from graflow_ckpt.core.graph import Node, TaskGraph
+from graflow_ckpt.core.facts import RESULT, Cancelled, Cell, Claim, Done, Failed, Op, Outcome, TaskSpec, new
+from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import NONE, SessionState
 from graflow_ckpt.core.task import Group, OnInterrupted, Task
 from graflow_ckpt.engine.announcer import Account
 from graflow_ckpt.engine.attempt import Attempt, checking
-from graflow_ckpt.engine.bind import MISSING, SPREAD, Binding, bind, fill
+from graflow_ckpt.engine.bind import MISSING, SPREAD, Binding, bind, fill, is_coroutine
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.task_context import Host, TaskExecutionContext
 from graflow_ckpt.sessions.protocol import Session
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.coroutines import Loop
-
-_COROUTINE = 0x80  # inspect.CO_COROUTINE
 
 
 class Running:
@@ -101,6 +98,10 @@ class Lapsed:
         return self.attempts[spec.task_id, spec.cycle]
 
 
+NOTHING = Done(NONE)
+
+_NONE_TAKEN: dict[str, Any] = {}
+
 Post = Callable[[tuple[Running, Outcome | BaseException]], None]
 
 
@@ -123,7 +124,7 @@ class Bodies:
         self.call = self._with_middleware()
 
     def binding(self, name: str) -> Binding:
-        task = self.graph.nodes[name]
+        task = self.graph.routes[name].node
         found = self._bindings.get(task.name)
         if found is None or found.task is not task:  # a loop makes a task of that name in each round
             assert isinstance(task, Task)
@@ -131,11 +132,23 @@ class Bodies:
         return found
 
     def attempt(self, claim: Claim) -> Attempt:
+        spec = claim.spec
         # Whatever may follow its failure but the end has to know whether it has changed a live value.
-        goes_on = claim.spec.max_retries > 0 or self._goes_on or self.graph.routes[claim.spec.task_id].lenient
-        return Attempt(
-            self.session.reader(claim.spec.key), claim, check=self._check, digest=goes_on, watch=self._watch
-        )
+        goes_on = spec.max_retries > 0 or self._goes_on or self.graph.routes[spec.task_id].lenient
+        return Attempt(self.session.reader(spec.key), claim, self._check, goes_on, self._watch)
+
+    def given(self, claim: Claim, binding: Binding) -> dict[str, Any] | None:
+        """Return the arguments of a call that gave them all, to a body that needs nothing else; else None."""
+        cell = claim.spec.task_data
+        if not isinstance(cell, bytes) or binding.context is not None or self.settings.middleware:
+            return None
+        try:
+            data = decode(cell)
+        except errors.CheckpointError:  # raised again where the body is called
+            return None
+        spread = type(data) is dict and SPREAD in data
+        given: dict[str, Any] = data[SPREAD] if spread else {binding.data or "": data}
+        return given if given.keys() == binding.parameters.keys() else None
 
     def arguments(
         self, claim: Claim, attempt: Attempt, binding: Binding, lent: Callable[[str], Any] | None = None
@@ -145,13 +158,9 @@ class Bodies:
         given: dict[str, Any] = {}
         if type(data) is dict and SPREAD in data:
             given, data = data[SPREAD], MISSING
-            if binding.context is None and given.keys() == binding.names:
-                return given
-        values, reads = attempt.values, binding.reads
-        if reads and (given or data is not MISSING):
-            reads = binding.reads_beside(given or (binding.data,))
-        if reads:
-            values.prefetch(reads)
+        values = attempt.values
+        if not values.shares:  # all of them in one round trip
+            values.prefetch(binding.reads(given if data is MISSING else (binding.data,)))
 
         def read(name: str) -> Any:
             if values.gave_nothing(name.removesuffix(RESULT)):
@@ -177,11 +186,11 @@ class Bodies:
         except Exception as refused:  # noqa: BLE001  what a body changed or returned
             return self.raised(claim, attempt, refused)
 
-    def _with_middleware(self) -> Callable[[Claim, Attempt | None, Binding], Outcome]:
+    def _with_middleware(self) -> Callable[..., Outcome]:
         if not self.settings.middleware:
             return self._call
-        return lambda claim, attempt, binding: self.around(
-            claim, attempt, lambda inner: self._call(inner, attempt, binding)
+        return lambda claim, attempt, *how: self.around(
+            claim, attempt, lambda inner: self._call(inner, attempt, *how)
         )
 
     def around(self, claim: Claim, attempt: Attempt | None, body: Callable[[Claim], Outcome]) -> Outcome:
@@ -194,24 +203,26 @@ class Bodies:
         except Exception as error:  # noqa: BLE001  what surrounds a body fails like one
             return self.raised(claim, attempt, error)
 
-    def _call(self, claim: Claim, attempt: Attempt | None, binding: Binding) -> Outcome:
+    def _call(
+        self, claim: Claim, attempt: Attempt | None, binding: Binding, given: dict[str, Any] | None = None
+    ) -> Outcome:
         try:
             if attempt is None:
-                result = binding.func()
-                return Done(NONE if result is None else self._result(claim, result))
+                result = binding.func(**given) if given else binding.func()
+                return NOTHING if result is None else Done(self._result(claim, result))
             result = binding.func(**self.arguments(claim, attempt, binding))
             return self._done(claim, attempt, result)
         except Exception as error:  # noqa: BLE001  a body
             return self.raised(claim, attempt, error)
 
     def _done(self, claim: Claim, attempt: Attempt, result: Any) -> Outcome:
-        if isinstance(attempt.over, errors.WorkflowCancelled):  # a body that swallowed it
-            return Cancelled(attempt.over.message)
+        if attempt.over is not None and isinstance(attempt.over, errors.WorkflowCancelled):
+            return Cancelled(attempt.over.message)  # a body that swallowed it
         changed = attempt.watch and attempt.watch.check()
         if changed:
             return self.failed(claim, changed)
         cell = NONE if result is None else self._result(claim, result)
-        return Done(cell, attempt.effects(cell))
+        return new(Done, (cell, attempt.effects(cell)))
 
     def raised(self, claim: Claim, attempt: Attempt | None, error: BaseException) -> Outcome:
         """Return the outcome of what a body, or the middleware around it, has raised."""
@@ -221,9 +232,10 @@ class Bodies:
         return self.failed(claim, changed or error)
 
     def _result(self, claim: Claim, result: Any) -> Cell:
-        if self._check:
-            return check_storable(f"{claim.spec.task_id}.__result__", result)
-        return to_cell(result)
+        cell = to_cell(result)
+        if self._check and not isinstance(cell, bytes):
+            check_picklable(result, claim.spec.task_id + RESULT)
+        return cell
 
     def failed(self, claim: Claim, error: BaseException) -> Failed:
         """Return the outcome of an exception, with the time at which a retry may start."""
@@ -245,25 +257,17 @@ class Invoker:
         self.graph, self.session, self.settings = bodies.graph, bodies.session, bodies.settings
         self.running: dict[int, Running] = {}  # bodies that run elsewhere, by the numbers of their claims
         self._alone: Attempt | None = None  # the latest that ran in the thread that commits
-        self._inline: dict[str, tuple[Node, bool]] = {}
         self._threads = Threads(f"graflow-{bodies.session.id}")
         self._loop = loop
 
     # --- in this thread ----------------------------------------------------------------
 
-    def inline(self, claim: Claim) -> bool:
-        """Return True if the body may run in the thread that commits."""
-        task = self.graph.nodes[claim.spec.task_id]
-        name = task.name
-        of, known = self._inline.get(name, (None, False))
-        if of is not task:
-            known = not isinstance(task, Task) or (
-                task.options.timeout is None
-                and task.options.isolation == "thread"
-                and not is_coroutine(task.func)
-            )
-            self._inline[name] = (task, known)
-        return known
+    def inline(self, claim: Claim) -> Binding | None:
+        """Return the binding of a claim whose body may run in the thread that commits."""
+        if claim.spec.execution_strategy != "direct":  # it has none
+            return None
+        binding = self.bodies.binding(claim.spec.task_id)
+        return binding if binding.inline else None
 
     def on_loop(self, name: str) -> bool:
         """Return True if the body is a coroutine that no thread waits for."""
@@ -272,12 +276,12 @@ class Invoker:
             return False
         return is_coroutine(task.func)
 
-    def call(self, claim: Claim) -> tuple[Attempt | None, Outcome]:
+    def call(self, claim: Claim, binding: Binding) -> tuple[Attempt | None, Outcome]:
         """Run the body here."""
         bodies = self.bodies
-        binding = bodies.binding(claim.spec.task_id)
-        attempt = self._alone = None if binding.plain else bodies.attempt(claim)
-        return attempt, bodies.call(claim, attempt, binding)
+        given = _NONE_TAKEN if binding.plain else bodies.given(claim, binding)
+        attempt = self._alone = bodies.attempt(claim) if given is None else None
+        return attempt, bodies.call(claim, attempt, binding, given)
 
     def begun(self) -> set[int]:
         """Return the specs whose bodies run elsewhere now. Callable from any thread."""
@@ -374,11 +378,6 @@ class Invoker:
         self._threads.close()
         if self._loop is not None:
             self._loop.close()
-
-
-def is_coroutine(func: Callable[..., Any]) -> bool:
-    func = func.__func__ if type(func) is MethodType else func
-    return type(func) is FunctionType and bool(func.__code__.co_flags & _COROUTINE)
 
 
 def _open(cell: Cell) -> Any:

@@ -29,11 +29,12 @@ from graflow_ckpt.core.errors import (
     WorkerDied,
     WriteConflict,
 )
-from graflow_ckpt.core.facts import Cancelled, Cell, Claim, Done, Failed, Live, Op, Outcome, Spawned
+from graflow_ckpt.core.facts import Cell, Claim, Done, Failed, Live, Op, Outcome, Spawned
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
+from graflow_ckpt.engine.bind import Binding
 from graflow_ckpt.engine.invoke import Invoker, Running, refused, without_body
 from graflow_ckpt.engine.settings import OnFailure, Slots
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
@@ -266,8 +267,8 @@ class Run:
             while True:
                 if claims and self.inbox.stopping:
                     claims = self._hand_back(claims)
-                if claims and not self._running and self._alone(claims):
-                    claims = self._step(claims[0])
+                if claims and not self._running and (binding := self._alone(claims)) is not None:
+                    claims = self._step(claims[0], binding)
                     continue
                 for claim in claims:
                     self._start(claim)
@@ -290,20 +291,20 @@ class Run:
         ops = [("release", claim.spec.key, claim.spec.crashes) for claim in reversed(claims)]
         return self._commit([*ops, ("claim", 0)])
 
-    def _alone(self, claims: list[Claim]) -> bool:
+    def _alone(self, claims: list[Claim]) -> Binding | None:
+        """Return the binding of the only claim, if its body may run in this thread."""
         if len(claims) > 1 or self.session.due() is not None:
-            return False
+            return None
         return self.invoker.inline(claims[0])
 
-    def _step(self, claim: Claim) -> list[Claim]:
+    def _step(self, claim: Claim, binding: Binding) -> list[Claim]:
         """Claim in, next claims out, all in this thread: the hot path."""
-        refusal = refused(self.graph, claim)
-        if refusal is not None:
+        if claim.spec.cycle and (refusal := refused(self.graph, claim)) is not None:
             return self._finish(claim, None, refusal)
         if self._watched:
             self.announcer.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
         self.cuts.starts(claim.number, alone=True)
-        attempt, outcome = self.invoker.call(claim)
+        attempt, outcome = self.invoker.call(claim, binding)
         return self._finish(claim, attempt, outcome)
 
     def _start(self, claim: Claim) -> None:
@@ -369,25 +370,26 @@ class Run:
 
     def _finish(self, claim: Claim, attempt: Attempt | None, outcome: Outcome) -> list[Claim]:
         """Decide and commit; the next claims ride in the same transition."""
-        died = isinstance(outcome, Failed) and isinstance(outcome.exception, WorkerDied)
+        died = type(outcome) is Failed and isinstance(outcome.exception, WorkerDied)
         if died and claim.spec.crashes + 1 < CRASH_BUDGET:
             return self._crashed(claim, outcome)
         conflict: WriteConflict | TooLarge | GraphError | None = None
         made: Sequence[Spawned] = ()
         undo: Sequence[Callable[[], None]] = ()
         try:
-            if isinstance(outcome, Failed):
+            if isinstance(outcome, Done):
+                made = outcome.effects.spawned
+            elif isinstance(outcome, Failed):
                 self._torn.check(claim, self._torn.note(attempt), outcome)
                 self.cuts.failed(claim, outcome)
-            elif isinstance(outcome, Cancelled):
-                self._torn.note(attempt)
             else:
-                made = outcome.effects.spawned
+                self._torn.note(attempt)
             try:
                 if made:
                     undo = [self.graph.extend(claim.spec.task_id, m.task, m.before) for m in made]
                 ops = decide(self.graph, claim, outcome, self.settings.on_failure)
-                self._free.unlucky.discard(claim.spec.key)
+                if self._free.unlucky:
+                    self._free.unlucky.discard(claim.spec.key)
                 ops.append(("claim", self._unused()))
                 claims = self._commit(ops, attempt)
             except BaseException:
@@ -446,9 +448,9 @@ class Run:
 
     def _with_bodies(self, claims: list[Claim]) -> list[Claim]:
         """Pass on at once groups that are through and tasks that are not taken."""
-        found: list[Claim] = []
         if len(claims) == 1 and claims[0].spec.execution_strategy == "direct":  # the hot path
             return claims
+        found: list[Claim] = []
         while claims:
             claim = claims.pop(0)
             if claim.spec.execution_strategy != "direct":

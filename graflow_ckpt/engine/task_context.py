@@ -142,11 +142,15 @@ class TaskExecutionContext:
         self.cycle = spec.cycle
         self.attempt = spec.retry_count + spec.crashes + extra_attempts + 1
         self.session_id = host.session_id
-        self.idempotency_key = f"{host.execution}/{spec.task_id}/{spec.cycle}"
         self.start_time = monotonic()
         self.channel = TaskChannel(attempt)
         self._attempt = attempt
         self._host = host
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt of one execution, and of no other."""
+        return f"{self._host.execution}/{self.task_id}/{self.cycle}"
 
     def get_channel(self) -> TaskChannel:
         return self.channel

@@ -61,7 +61,7 @@ def call_of(item: Any) -> Call:
 def data_of(binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Cell | None:
     """Return the data of one call."""
     task = binding.task.name
-    names = [parameter.name for parameter in binding.parameters]
+    names = [*binding.parameters]
     if len(args) > len(names):
         most = f"{len(names)} argument{'' if len(names) == 1 else 's'}" if names else "no arguments"
         raise TypeError(f"{task}() takes {most}, and {len(args)} were given")
@@ -73,7 +73,7 @@ def data_of(binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             raise TypeError(f"{task}() got {'two values for' if twice else 'an unknown'} argument {which!r}")
         given |= kwargs
     if len(given) < len(names):
-        lacking = [p.name for p in binding.parameters if p.required and p.name not in given]
+        lacking = [p.name for p in binding.parameters.values() if p.required and p.name not in given]
         if lacking:
             raise TypeError(f"{task}() lacks the argument {lacking[0]!r}")
     if not given:

@@ -18,8 +18,8 @@ from graflow_ckpt.core.errors import CheckpointError, WorkflowCancelled
 from graflow_ckpt.core.facts import Cell, Effects, Live, Request
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.attempt import Attempt, Got, checking
+from graflow_ckpt.engine.bind import is_coroutine
 from graflow_ckpt.engine.child.process import FromChannel, Pipe
-from graflow_ckpt.engine.invoke import is_coroutine
 from graflow_ckpt.engine.task_context import PendingCheckpoint, TaskExecutionContext
 from graflow_ckpt.sessions.protocol import Found
 

@@ -107,7 +107,7 @@ def test_the_context_is_found_by_its_name_or_is_the_first_parameter() -> None:
 
     assert Binding(Task("t", named, CONTEXT), {}, {}).context == "ctx"
     assert Binding(Task("t", first, CONTEXT), {}, {}).context == "c"
-    assert [p.name for p in Binding(Task("t", named, CONTEXT), {}, {}).parameters] == ["a"]
+    assert [*Binding(Task("t", named, CONTEXT), {}, {}).parameters] == ["a"]
 
 
 def test_a_body_that_takes_nothing_is_plain() -> None:

@@ -329,6 +329,8 @@ NOBODY = cast(Any, None)  # whom no body here asks for anything
 class Asked(MemorySession):
     """Notes which values are asked for: in Redis that is a script call."""
 
+    shares = False
+
     def __init__(self) -> None:
         super().__init__(SessionState("s"))
         self.names: list[str] = []
@@ -357,7 +359,8 @@ def test_what_a_call_has_given_is_not_asked_for(data: Any, asked: list[str]) -> 
     session = Asked()
 
     spec = TaskSpec("body", None if data is None else to_cell(data), key=1)
-    _, outcome = Invoker(Bodies(flow.graph, session, Settings(workflow="w"), NOBODY, {})).call(Claim(spec, 1))
+    bodies = Bodies(flow.graph, session, Settings(workflow="w"), NOBODY, {})
+    _, outcome = Invoker(bodies).call(Claim(spec, 1), bodies.binding("body"))
 
     assert outcome == Done(to_cell(3))
     assert session.names == asked

@@ -5,14 +5,25 @@ from __future__ import annotations
 import os
 import threading
 import time
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from graflow_ckpt.core.errors import CheckpointError, TooLarge
 from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.stores.driver import BatchDone, Entry, Hit, Put, Row, Stored, Tag
+
+
+class Pending(NamedTuple):
+    """A batch that was found good, and its outcome: doing it twice is doing it once."""
+
+    things: Mapping[str, Stored]
+    rows: Mapping[str, tuple[int, Row]]
+    drops: Sequence[str]
+    number: int
+    size: int
 
 
 @dataclass(slots=True)
@@ -25,21 +36,43 @@ class Room:
     rows: dict[str, tuple[int, Row]] = field(default_factory=dict)  # the last put at the end
     number: int = 0
     size: int = 0  # bytes of checkpoints
+    pending: Pending | None = None
     _process: int = field(default_factory=os.getpid)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def where(self) -> str:
+        return f"memory://{self.name}"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the room. A forked child is refused before the lock: its holder may not exist there."""
         if os.getpid() != self._process:
             raise CheckpointError(
-                f"memory://{self.name} is in process {self._process}, and this is a forked child of it.",
+                f"{self.where} is in process {self._process}, and this is a forked child of it.",
                 hint="Give a folder, or another store that processes can share.",
-                store=f"memory://{self.name}",
+                store=self.where,
                 pid=self._process,
             )
         with self._lock:
+            self.finish()
             yield
+
+    def finish(self) -> None:
+        """Do what is pending. A Ctrl-C comes anywhere: who locks the room next does it again."""
+        if (change := self.pending) is None:
+            return
+        self.things.update(change.things)
+        self.rows.update(change.rows)
+        for key in change.drops:
+            self.things.pop(key, None)
+            self.rows.pop(key, None)
+        for key in (*change.things, *change.drops):
+            at = bisect_left(self.keys, key)
+            listed = self.keys[at : at + 1] == [key]
+            if listed != (key in self.things):
+                self.keys[at : at + listed] = [] if listed else [key]
+        self.number, self.size, self.pending = change.number, change.size, None
 
 
 class MemoryDriver:
@@ -87,20 +120,12 @@ class MemoryDriver:
                 key not in things for key in needs
             ):
                 return None
-            self._check_room(puts, drops)
-            for put in puts:
-                if put.key not in things:
-                    insort(room.keys, put.key)
-                room.size += _size(put.key, new[put.key]) - _size(put.key, things.get(put.key))
-                things[put.key] = new[put.key]
-                if put.row is not None:
-                    room.number += 1
-                    room.rows[put.key] = (room.number, put.row)
-            for key in drops:
-                if (gone := things.pop(key, None)) is not None:
-                    room.size -= _size(key, gone)
-                    del room.keys[bisect_left(room.keys, key)]
-                    room.rows.pop(key, None)
+            size = self._size_after(new, drops)
+            rows = ((put.key, put.row) for put in puts if put.row is not None)
+            numbered = {key: (number, row) for number, (key, row) in enumerate(rows, room.number + 1)}
+            self._check_count(numbered, drops)
+            room.pending = Pending(new, numbered, drops, room.number + len(numbered), size)  # committed
+            room.finish()
         return BatchDone(tag, synced=False)
 
     def keys(self, prefix: str) -> Iterator[Entry]:
@@ -120,27 +145,28 @@ class MemoryDriver:
                         break
         return hits
 
-    def _check_room(self, puts: Sequence[Put], drops: Sequence[str]) -> None:
-        room, where = self.room, f"memory://{self.room.name}"
-        count = (
-            len(room.rows) + sum(put.row is not None for put in puts) - sum(key in room.rows for key in drops)
-        )
-        if self._checkpoints is not None and count > max(self._checkpoints, len(room.rows)):
+    def _check_count(self, new: Mapping[str, object], drops: Sequence[str]) -> None:
+        count = len(self.room.rows) + len(new) - sum(key in self.room.rows for key in drops)
+        if self._checkpoints is not None and count > max(self._checkpoints, len(self.room.rows)):
             raise TooLarge(
-                f"No room in {where}: it is to keep {self._checkpoints} checkpoints at most.",
+                f"No room in {self.room.where}: it is to keep {self._checkpoints} checkpoints at most.",
                 hint="Delete some (graflow-ckpt checkpoints prune), or raise max_checkpoints.",
                 size=count,
                 limit=self._checkpoints,
             )
-        more = sum(len(put.data) for put in puts if put.key.startswith("data/"))
-        size = room.size + more - sum(_size(key, room.things.get(key)) for key in drops)
+
+    def _size_after(self, new: Mapping[str, Stored], drops: Sequence[str]) -> int:
+        """Return the size of all checkpoints after a batch, if it may be so much."""
+        more = sum(_size(key, found) for key, found in new.items())
+        size = self.room.size + more - sum(_size(key, self.room.things.get(key)) for key in {*new, *drops})
         if self._bytes is not None and more and size > self._bytes:
             raise TooLarge(
-                f"No room in {where}: it would hold {size} bytes, and is to hold {self._bytes} at most.",
+                f"No room in {self.room.where}: it would hold {size} bytes, of {self._bytes} at most.",
                 hint="Delete some (graflow-ckpt checkpoints prune), or raise max_bytes.",
                 size=size,
                 limit=self._bytes,
             )
+        return size
 
 
 def _size(key: str, found: Stored | None) -> int:

@@ -162,9 +162,10 @@ def full_store(stored: int) -> PostgresStore:
     url = server().database()
     found = PostgresStore(url)
     found.schema.upgrade()
-    filled = """insert into graflow_ckpt.things (key, tag, at, data, number, session, workflow, status)
+    filled = """insert into graflow_ckpt.things
+        (key, tag, at, data, listed, number, session, workflow, status)
         select 'data/s' || n %% 100 || '/1-' || lpad(n::text, 30, '0') || '/m.n' || n, '\\x00', n,
-            convert_to(rpad('{"n": ' || n || '}', 900), 'UTF8'),
+            convert_to(rpad('{"n": ' || n || '}', 900), 'UTF8'), 900,
             nextval('graflow_ckpt.numbers'), 's' || n %% 100, 'w' || n %% 7,
             (array['running', 'failed'])[1 + n %% 2]
         from generate_series(1, %s) n"""

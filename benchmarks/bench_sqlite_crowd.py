@@ -21,7 +21,7 @@ from benchmarks.bench_sqlite import SMALL, name, parts
 from benchmarks.harness import AtLeast, AtMost, Case, Run
 from graflow_ckpt.stores.driver import Put, Row
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
-from graflow_ckpt.stores.head import Head, HeadRecord, chunk_keys, head_key, meta_key, new_mark
+from graflow_ckpt.stores.head import Head, HeadRecord, head_key, meta_key, new_mark
 from graflow_ckpt.stores.keyed import KeyedStore
 from graflow_ckpt.stores.names import Collected
 
@@ -41,7 +41,7 @@ def crowd(folder: Path, count: int) -> Path:
 
 
 def fill(store: KeyedStore, count: int) -> None:
-    """Put that many checkpoints of 4 kB, each with its meta, row and chunk, each session with its head."""
+    """Put that many checkpoints of 4 kB, each with its meta and row, each session with its head."""
     order = [number % (count // EACH) for number in range(count)]
     random.Random(7).shuffle(order)
     heads: dict[int, Head] = {}
@@ -54,12 +54,12 @@ def fill(store: KeyedStore, count: int) -> None:
         head, scope = heads.get(session, Head(epoch=1)), f"s{session}"
         base, mark = name(scope, head.number + 1).removesuffix(".pkl"), new_mark(1)
         placed = {"pkl": (0, size)}
-        record = HeadRecord(base, mark, head.number + 1, "one", placed, size, (mark, len(meta.data)))
+        its_meta = mark, len(meta.data)
+        record = HeadRecord(base, mark, head.number + 1, "one", placed, size, its_meta, behind=True)
         heads[session] = head.holding(record)
         status = "paused" if number % 97 == 0 else "failed" if number % 5 == 0 else "running"
         row = Row(scope, f"w{session % 2}", status)
-        (chunk,) = chunk_keys(scope, mark, size, store.driver.chunk)
-        puts += [Put(chunk, body.data), Put(meta_key(scope, mark, base), meta.data, row=row)]
+        puts.append(Put(meta_key(scope, mark, base), meta.data + body.data, row=row, listed=len(meta.data)))
     puts += [Put(head_key(f"s{session}"), head.encode()) for session, head in heads.items()]
     for at in range(0, len(puts), 10_000):
         assert store.driver.batch(puts[at : at + 10_000])

@@ -2,7 +2,7 @@
 
     head/{s}                        the owner of a session, and which checkpoints it has: changed in place
     lease/{s}/{claim}               touched by the owner as long as it lives
-    data/{s}/{mark}/m               a meta; has a row
+    data/{s}/{mark}/m               a meta, and a small stream behind it; has a row
     data/{s}/{mark}/{n}             its parts as one stream, in chunks; {mark} is never used twice
     data/{s}/{mark}/{content}/{n}   a content, by the save that wrote it
     journal/{s}/{segment}/{n}       one record
@@ -56,7 +56,8 @@ def facts_of(row: Row) -> list[str]:
 
 
 class Hit(NamedTuple):
-    """A meta that was found. `number`: of its commit, and higher than that of any before it."""
+    """A meta that was found. `number`: of its commit, and higher than that of any before it; `data`: as many
+    of its bytes as are listed."""
 
     number: int
     key: str
@@ -65,12 +66,19 @@ class Hit(NamedTuple):
 
 class Put(NamedTuple):
     """`fresh`: nothing may be under the key yet. `row`: goes with the key, which is a fresh one; where
-    batches are not atomic it may be there already, as it is."""
+    batches are not atomic it may be there already, as it is. `listed`: how many of the bytes `find` gives, if
+    there is a row; None: all."""
 
     key: str
     data: Buffer
     fresh: bool = True
     row: Row | None = None
+    listed: int | None = None
+
+    @property
+    def shown(self) -> int:
+        """How many of the bytes `find` gives."""
+        return len(self.data) if self.listed is None else self.listed
 
 
 class BatchDone(NamedTuple):

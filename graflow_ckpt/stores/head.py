@@ -5,6 +5,7 @@
     pages       {mark: names in it that are gone}: records that were moved there
     a record    [mark, number, stage, {part: [start, size]}, size, meta, contents, inline]
     meta        its size, or, where it was put alone, [mark, size]
+    inline      how many bytes are in the head; -1: its stream is behind its meta
     contents    [[name, mark, size], …]
 
 Promise: a claim, a commit, a deletion and a pin are each one change of the head, so that of two which cannot
@@ -142,18 +143,21 @@ class _Record(NamedTuple):
     meta: tuple[str, int] = ("", 0)
     contents: tuple[Held, ...] = ()
     inline: bytes = b""
+    behind: bool = False
 
 
 class HeadRecord(_Record):
     """One checkpoint, and its name. `meta`: the mark that it is under, and its size.
 
-    `size`: of the stream; `inline`: what of it is in the head: the meta, or the stream and then the meta.
+    `size`: of the stream; `inline`: what of it is in the head: the meta, or the stream and then the meta;
+    `behind`: the stream is under the meta's key, behind the meta.
     """
 
     def keys(self, scope: str, chunk: int) -> list[str]:
         """Return all keys that are its own, but for contents."""
         keys = [] if self.inline else [meta_key(scope, self.meta[0], self.base)]
-        return keys + (chunk_keys(scope, self.mark, self.size, chunk) if self.stream is None else [])
+        apart = self.stream is None and not self.behind
+        return keys + (chunk_keys(scope, self.mark, self.size, chunk) if apart else [])
 
     @property
     def stream(self) -> bytes | None:
@@ -161,6 +165,13 @@ class HeadRecord(_Record):
         return (
             self.inline[: self.size] if self.inline and len(self.inline) == self.size + self.meta[1] else None
         )
+
+    def divided(self, data: bytes) -> tuple[bytes, bytes | None]:
+        """Return the meta in what is under its key, and the stream behind it. Another length is damage."""
+        if not self.behind:
+            return data, None
+        size = self.meta[1]
+        return (data[:size], data[size:]) if len(data) == size + self.size else (b"", None)
 
     @cached_property
     def held(self) -> Mapping[str, Held]:
@@ -172,9 +183,10 @@ class HeadRecord(_Record):
         """The record as it is in the head: all but the bytes that are inline."""
         meta = str(self.meta[1]) if self.meta[0] == self.mark else _dumped(self.meta)
         parts = ",".join([f"{_quoted(part)}:[{start},{size}]" for part, (start, size) in self.parts.items()])
+        inline = -1 if self.behind else len(self.inline)
         return (  # by hand, but for texts: an encoder that is begun anew takes longer than all of the rest
             f'{_quoted(self.base)}:["{self.mark}",{self.number},{_quoted(self.stage)},{{{parts}}},{self.size},'
-            f"{meta},{_dumped(self.contents) if self.contents else '[]'},{len(self.inline)}]"
+            f"{meta},{_dumped(self.contents) if self.contents else '[]'},{inline}]"
         )
 
 
@@ -318,7 +330,7 @@ class Head(NamedTuple):
         that page, and the marks of pages that have nothing any more."""
         over = [mark for mark, names in self.gone.items() if len(names) == len(self.pages[mark])]
         moved: list[HeadRecord] = []
-        large = sum(map(len, map(_text, self.records.values()))) > ROOM
+        large = len("".join(map(_text, self.records.values()))) > ROOM
         if large or len(self.records) >= MOST:
             moved = [*self.records.values()][: -1 if large else -STAYING]
         if not moved and not over:
@@ -419,16 +431,21 @@ def decode_page(scope: str, mark: str, raw: bytes) -> Page:
 def _records(said: Mapping[str, list[Any]], inline: bytes) -> Iterator[tuple[str, HeadRecord]]:
     at = 0
     for base, (mark, number, stage, parts, size, meta, contents, count) in said.items():
-        meta, length = (mark, meta) if isinstance(meta, int) else meta
-        epoch_in(mark), epoch_in(meta)
+        epoch_in(mark)
+        if isinstance(meta, int):
+            meta, length = mark, meta
+        else:
+            meta, length = meta
+            epoch_in(meta)
         placed = {str(part): (int(start), _within(start, its, size)) for part, (start, its) in parts.items()}
+        behind, count = count == -1, max(count, 0)
         own, at = inline[at : at + count], at + count
         if count not in (0, length, size + length):
             raise ValueError(f"{count} bytes of {base} are inline, and it has {size} and {length}")
         held = tuple(_held(contents))
         whole = _within(0, size, _MOST)
         its_meta = meta, _within(0, length, _MOST)
-        yield base, HeadRecord(base, mark, int(number), stage, placed, whole, its_meta, held, own)
+        yield base, HeadRecord(base, mark, int(number), stage, placed, whole, its_meta, held, own, behind)
     if at != len(inline):
         raise ValueError(f"{len(inline)} bytes are there, and {at} belong to a checkpoint")
 

@@ -23,13 +23,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from itertools import groupby
 from typing import Unpack
 from weakref import WeakValueDictionary
 
 from graflow_ckpt.core import errors
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import Drops, Lease, Owner, Parts
+from graflow_ckpt.core.protocols import Buffer, Drops, Lease, Owner, Parts
 from graflow_ckpt.stores import names
 from graflow_ckpt.stores.contents import KeyedContents, KeyedSaving
 from graflow_ckpt.stores.driver import Driver, Hit, Put, Row
@@ -61,7 +60,7 @@ from graflow_ckpt.stores.store import Filters, Store, newest_of, within
 from graflow_ckpt.stores.streams import BytesSource, RangeReader, Stream
 
 _INLINE = 128 << 10  # bytes of checkpoints that a head may have
-_ALONG = 64 << 10  # bytes of a stream that are read along with its meta
+_BEHIND = 64 << 10  # bytes of a stream that are put behind its meta, and are read along with it
 _WHOLE = 4 << 20  # bytes of a stream that are fetched with the first of its parts
 _PAGE = 200  # metas that are read at once
 _FRESH = 30.0  # seconds in which a reader that has seen a meta opens its parts
@@ -184,7 +183,7 @@ class KeyedStore(Store[KeyedLease]):
         saving = self.savings.get((to.base, to.stage))
         its = names.session_of(to.base) or facts.get("session_id")
         row = _row(its, facts.get("workflow"), facts.get("status"))
-        chunks, its_meta = stream.rest(), Put(meta_key(to.scope, to.mark, to.base), meta, row=row)
+        chunks, key = stream.rest(), meta_key(to.scope, to.mark, to.base)
         added = saving.added if saving is not None else {}
         needs = [*stream.sent, *self.keys_of(to.scope, added.values())] if added else stream.sent
 
@@ -196,8 +195,11 @@ class KeyedStore(Store[KeyedLease]):
             pin = head.pins.get(saving.mark) if saving is not None else None
             holds = to.holds(contents, head, kept, pin, added) if contents else ()
             inline = self._inline(head, new, chunks, meta)
-            new = new._replace(number=head.number + 1, contents=holds, inline=inline)
-            puts = [*(chunks if new.stream is None else ()), *(() if new.inline else (its_meta,))]
+            tail = b"" if inline else self._tail(to, kept, new, chunks)
+            new = new._replace(number=head.number + 1, contents=holds, inline=inline, behind=bool(tail))
+            puts = [*chunks] if new.stream is None and not tail else []
+            if not inline:
+                puts.append(Put(key, b"".join((meta, tail)), row=row, listed=len(meta)))
             went = [old for base in going if base != to.base and (old := head.get(base)) is not None]
             after = head.holding(new, [old.base for old in went])
             drops = [key for old in went for key in old.keys(to.scope, self.driver.chunk)]
@@ -229,6 +231,21 @@ class KeyedStore(Store[KeyedLease]):
         its = record.size <= min(most, room - len(meta)) and len(stream) == record.size
         return stream + meta if its else meta
 
+    def _tail(self, to: PutTarget, kept: HeadRecord | None, new: HeadRecord, chunks: Sequence[Put]) -> Buffer:
+        """Return what is put behind a meta: a small stream, or that of a former one that it goes with."""
+        if not chunks and kept is not None and kept.behind and new.mark == kept.mark:
+            tail = self._behind(kept)
+            if tail is None:
+                raise names.replaced(to.path)
+            return tail
+        whole = len(chunks) == 1 and len(chunks[0].data) == new.size
+        return chunks[0].data if whole and new.size <= _BEHIND else b""
+
+    def _behind(self, record: HeadRecord) -> bytes | None:
+        """Return the stream behind its meta, if that is still there."""
+        (found,) = self.driver.get(meta_key(scope_of(record.base), record.meta[0], record.base))
+        return None if found is None else record.divided(found.data)[1]
+
     def letting_go(
         self,
         scope: str,
@@ -254,9 +271,10 @@ class KeyedStore(Store[KeyedLease]):
 
     def delete_many(self, paths: Iterable[str]) -> int:
         """Delete; return how many were there. Those of a session go together."""
-        bases, count = sorted(dict.fromkeys(map(self._name, paths)), key=scope_of), 0
-        for scope, own in groupby(bases, key=scope_of):
-            its = list(own)
+        scopes, count = dict[str, list[str]](), 0
+        for base in dict.fromkeys(map(self._name, paths)):
+            scopes.setdefault(scope_of(base), []).append(base)
+        for scope, its in sorted(scopes.items()):
             for at in range(0, len(its), _TOGETHER):
                 count += self._delete(scope, its[at : at + _TOGETHER])
         return count
@@ -300,12 +318,10 @@ class KeyedStore(Store[KeyedLease]):
         if record.inline:
             raw, stream = record.inline[len(record.inline) - record.meta[1] :], record.stream
         else:
-            scope, small = scope_of(base), 0 < record.size <= _ALONG
-            keys = chunk_keys(scope, record.mark, record.size, self.driver.chunk) if small else []
-            found, *first = self.driver.get(meta_key(scope, record.meta[0], base), *keys)
+            (found,) = self.driver.get(meta_key(scope_of(base), record.meta[0], base))
             if found is None:
                 return None
-            raw, stream = found.data, first[0].data if first and first[0] is not None else None
+            raw, stream = record.divided(found.data)
         self._recent.remember(base, record, stream)
         return raw
 
@@ -326,9 +342,12 @@ class KeyedStore(Store[KeyedLease]):
 
     def _whole(self, base: str, record: HeadRecord, keys: Sequence[str]) -> bytes | None:
         """Read all parts at once: a reader that opens one opens the others next."""
-        found = [one.data for one in self.driver.get(*keys) if one is not None]
-        stream = found[0] if len(found) == 1 else b"".join(found)
-        if len(stream) != record.size:
+        if record.behind:
+            stream = self._behind(record)
+        else:
+            found = [one.data for one in self.driver.get(*keys) if one is not None]
+            stream = found[0] if len(found) == 1 else b"".join(found)
+        if stream is None or len(stream) != record.size:
             return None
         self._recent.remember(base, record, stream)
         return stream
@@ -549,7 +568,7 @@ class _Recent:
     def remember(self, base: str, record: HeadRecord, stream: bytes | None) -> None:
         with self._mutex:
             for name, (known, large, until) in self._known.items():
-                if large is not None and known.size > _ALONG:  # at most one of those
+                if large is not None and known.size > _BEHIND:  # at most one of those
                     self._known[name] = known, None, until
             self._known[base] = record, stream, time.monotonic() + _FRESH
             self._known.move_to_end(base)

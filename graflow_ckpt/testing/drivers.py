@@ -283,13 +283,24 @@ class DriverContract:
         assert pages == [n for n in everything if n % 2]
 
     def test_a_row_that_is_put_again_is_found_once(self, driver: Driver) -> None:
-        for _ in range(
-            1 if driver.atomic else 2
-        ):  # where a batch is no whole, what may be there is put again
+        again = 1 if driver.atomic else 2  # where a batch is no whole, what may be there is put again
+        for _ in range(again):
             put(driver, "data/s/1/m", b"one", fresh=driver.atomic, row=Row("s", "w", "paused"))
 
         hits = driver.find(Row("s", status="paused"), 9)
         assert hits is None or [bytes(hit.data) for hit in hits] == [b"one"]
+
+    @pytest.mark.parametrize("size", [10, 70_000, 3 << 20])
+    def test_of_what_is_found_only_the_listed_bytes_are_given(self, driver: Driver, size: int) -> None:
+        whole = b"meta" + b"x" * size
+        driver.batch([Put("data/s/1/m", whole, row=Row("s"), listed=4)])
+        driver.batch([Put("data/s/2/m", b"all", row=Row("s"))])
+
+        hits = driver.find(Row("s"), 9)
+        assert hits is None or [bytes(hit.data) for hit in hits] == [b"all", b"meta"]
+        assert bytes(got(driver, "data/s/1/m").data) == whole
+        assert [entry.size for entry in driver.keys("data/s/1/")] == [len(whole)]
+        assert bytes(driver.read("data/s/1/m", 3, 4) or b"") == b"axxx"
 
     @pytest.mark.parametrize("fact", ["a\\nb", "a b", "%s", "*", "'; drop", "x" * 2000, ":", ":s:s"])
     def test_a_fact_is_any_printable_text(self, driver: Driver, fact: str) -> None:

@@ -86,8 +86,8 @@ def test_what_was_put_is_read_and_lies_in_as_many_chunks_as_it_needs(
 
     assert read(store, path) == ("x", b"x" * size, b"x")
     streams = [key for key in kind.listed() if "/m." not in key]
-    inline = isinstance(kind, InBucket) and size < 1000
-    assert len(streams) == (0 if inline else -(-(size + 1) // kind.chunk))
+    apart = size + 1 > (1000 if isinstance(kind, InBucket) else kind.chunk)  # else beside its meta
+    assert len(streams) == (-(-(size + 1) // kind.chunk) if apart else 0)
 
 
 @pytest.mark.parametrize("step", [1, 1 << 10, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 << 16])

@@ -20,7 +20,7 @@ class Pending(NamedTuple):
     """A batch that was found good, and its outcome: doing it twice is doing it once."""
 
     things: Mapping[str, Stored]
-    rows: Mapping[str, tuple[int, Row]]
+    rows: Mapping[str, tuple[int, Row, int]]
     drops: Sequence[str]
     number: int
     size: int
@@ -33,7 +33,7 @@ class Room:
     name: str
     things: dict[str, Stored] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)  # in order
-    rows: dict[str, tuple[int, Row]] = field(default_factory=dict)  # the last put at the end
+    rows: dict[str, tuple[int, Row, int]] = field(default_factory=dict)  # the last put at the end
     number: int = 0
     size: int = 0  # bytes of checkpoints
     pending: Pending | None = None
@@ -121,8 +121,8 @@ class MemoryDriver:
             ):
                 return None
             size = self._size_after(new, drops)
-            rows = ((put.key, put.row) for put in puts if put.row is not None)
-            numbered = {key: (number, row) for number, (key, row) in enumerate(rows, room.number + 1)}
+            rows = ((put.key, put.row, put.shown) for put in puts if put.row is not None)
+            numbered = {key: (n, row, shown) for n, (key, row, shown) in enumerate(rows, room.number + 1)}
             self._check_count(numbered, drops)
             room.pending = Pending(new, numbered, drops, room.number + len(numbered), size)  # committed
             room.finish()
@@ -137,10 +137,10 @@ class MemoryDriver:
     def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit]:
         hits: list[Hit] = []
         with self.room.locked():
-            for key, (number, row) in reversed(self.room.rows.items()):
+            for key, (number, row, shown) in reversed(self.room.rows.items()):
                 fits = all(want in ("", has) for want, has in zip(wanted, row, strict=True))
                 if fits and (below is None or number < below):
-                    hits.append(Hit(number, key, self.room.things[key].data))
+                    hits.append(Hit(number, key, self.room.things[key].data[:shown]))
                     if len(hits) == limit:
                         break
         return hits

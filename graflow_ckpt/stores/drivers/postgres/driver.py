@@ -20,20 +20,21 @@ _GET = "select key, data, tag, at from graflow_ckpt.things where key = any(%s)"
 _READ = "select substring(data from %s for %s) from graflow_ckpt.things where key = %s"
 _LIST = """select key, octet_length(data), at from graflow_ckpt.things
     where key > %s and key < %s order by key limit %s"""
-_FIND = """select number, key, data from graflow_ckpt.things
+_FIND = """select number, key, substring(data for listed) from graflow_ckpt.things
     where number is not null and number < %s{} order by number desc limit %s"""
 
 
-_ROW = "(%s::text, %b::bytea, %s::text, %s::text, %s::text)"
+_THINGS = "graflow_ckpt.things (key, tag, at, data, listed, number, session, workflow, status)"
+_ROW = "(%s::text, %b::bytea, %s::int, %s::text, %s::text, %s::text)"
 _COMMITS = [
     Prepared(
         f"commit_{count}",
         f"""with held as (update graflow_ckpt.things set tag = %b, at = graflow_ckpt.now(), data = %b
             where key = %s and tag = %b returning 1),
-        put as (insert into graflow_ckpt.things (key, tag, at, data, number, session, workflow, status)
-            select k, %b::bytea, graflow_ckpt.now(), d,
-                case when s is not null then nextval('graflow_ckpt.numbers') end, s, w, t
-            from held, (values {", ".join([_ROW] * count)}) as new(k, d, s, w, t)),
+        put as (insert into {_THINGS}
+            select k, %b::bytea, graflow_ckpt.now(), d, l,
+                case when l is not null then nextval('graflow_ckpt.numbers') end, s, w, t
+            from held, (values {", ".join([_ROW] * count)}) as new(k, d, l, s, w, t)),
         gone as (delete from graflow_ckpt.things using held where key = any(%s::text[]))
         select graflow_ckpt.durable() from held""",
     )
@@ -110,7 +111,7 @@ class PostgresDriver:
             [bytes.fromhex(wanted) for wanted in asked.values()],
             [put.key for put in fresh],
             [put.data for put in fresh],
-            [put.row is not None for put in fresh],
+            [None if put.row is None else put.shown for put in fresh],
             *([row[at] for row in rows] for at in range(3)),
             [put.key for put in over],
             [put.data for put in over],
@@ -131,7 +132,7 @@ class PostgresDriver:
         values: list[Value] = [tag, head.data, key, bytes.fromhex(known), tag]
         for put in fresh:
             facts = _NO_ROW if put.row is None else put.row
-            values += [put.key, put.data, *facts]
+            values += [put.key, put.data, None if put.row is None else put.shown, *facts]
         values.append(f"{{{','.join(drops)}}}")  # of names that need no quotes
         row = self._row(_COMMITS[len(fresh) - 1], values)
         return BatchDone(tag.hex(), row[0] == TRUE) if row else None

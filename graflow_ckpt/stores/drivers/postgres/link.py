@@ -76,7 +76,8 @@ _MISSING = ("42P01", "3F000", "42883", "42703")
 class Connection(psycopg.Connection[tuple[Any, ...]]):  # Any: rows are as the statements make them
     """Hangs up where a wait is interrupted: to cancel, as psycopg does, may never end on a silent server.
 
-    A plan is kept: one that was made while a table was small would read all of it when it is large.
+    A plan is kept: one that was made while a table was small would read all of it when it is large, and to
+    make one anew for each commit may take as long as the commit.
     """
 
     _pool = None  # psycopg warns of what is not closed and has no such name: a fork leaves copies behind
@@ -85,7 +86,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):  # Any: rows are as the s
     def connect(cls, *args: Any, **more: Any) -> Connection:
         made = super().connect(*args, **more)
         try:
-            made.execute("set enable_seqscan = off")  # not among the options: poolers refuse those
+            # not among the options: poolers refuse those
+            made.execute("set enable_seqscan = off; set plan_cache_mode = force_generic_plan")
         except BaseException:
             made.close()
             raise
@@ -170,13 +172,14 @@ class _Connections:
         self._arguments = arguments
         self._idle: list[tuple[Connection, float]] = []  # and since when; the last used at the end
         self._lent = 0
-        self._turn = threading.Condition()
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)
         weakref.finalize(self, _hang_up, self._idle, self.process)
 
     def run(self, work: Callable[[Connection], T]) -> T:
         lent, connection = 0, None  # a Ctrl-C comes at any time
         try:
-            with self._turn:
+            with self._lock:
                 if self._lent >= _CONNECTIONS:
                     self._turn.wait_for(lambda: self._lent < _CONNECTIONS, _WAIT)
                 self._lent += 1
@@ -184,9 +187,10 @@ class _Connections:
             connection = self._fresh() or Connection.connect(**self._arguments)
             return work(connection)
         finally:
-            with self._turn:
+            with self._lock:
                 self._lent -= lent
-                self._turn.notify()
+                if self._lent == _CONNECTIONS - 1:
+                    self._turn.notify()
                 kept = connection is None or self._keeps(connection)
             if not kept and connection is not None:
                 connection.close()

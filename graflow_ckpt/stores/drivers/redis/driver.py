@@ -71,9 +71,9 @@ class RedisDriver:
                 # under a name of this call alone: if the script never comes, no reader takes it for written
                 ahead.append(f"{PREFIX}ahead/{tag.hex()}/{len(ahead)}")
                 steps.append((None, (), ("SET", ahead[-1], (head, put.data), "EX", _LIFE)))
-                args += [2, _facts(put.row), ahead[-1]]
+                args += [2, _noted(put), ahead[-1]]
             else:
-                args += [int(put.fresh), _facts(put.row), bytes(put.data)]  # hiredis packs no other buffer
+                args += [int(put.fresh), _noted(put), bytes(put.data)]  # hiredis packs no other buffer
         keys += [*(PREFIX + key for key in (*drops, *needs)), *ahead]
         steps.append((link.script(source("batch"), ("zset", "hash")), keys, args))
         if not soft:
@@ -99,10 +99,10 @@ class RedisDriver:
             first = b"(" + found[-1]
 
     def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit]:
-        facts = [f"{_ROWS}{fact}" for fact in _facts(wanted).split("\n") if fact]
+        facts = [f"{_ROWS}{fact}" for fact in facts_of(wanted)]
         limit = min(limit, 1 << 31)
         script = self._open().script(source("find"), ("zset",))
-        found = script(facts, [limit, "+inf" if below is None else f"({below}"])
+        found = script([_ROWS, *facts], [limit, "+inf" if below is None else f"({below}"])
         triples = zip(found[::3], found[1::3], found[2::3], strict=True)
         return [Hit(int(number), key.decode().removeprefix(PREFIX), data) for number, key, data in triples]
 
@@ -118,8 +118,9 @@ def source(name: str) -> str:
     )
 
 
-def _facts(row: Row | None) -> str:
-    return "\n".join(facts_of(row)) if row is not None else ""
+def _noted(put: Put) -> str:
+    """Return what is noted of a thing with a row: how many bytes are listed, and its facts."""
+    return "\n".join([str(put.shown), *facts_of(put.row)]) if put.row is not None else ""
 
 
 def _time(raw: bytes) -> float:

@@ -28,7 +28,8 @@ _ENTERED = 64  # metas whose facts are entered at once
 _CAPPED = f"CASE WHEN length({{0}}) > {SMALL} THEN x'' ELSE {{0}} END"
 _ASKED = "FROM (VALUES {}) asked CROSS JOIN things t ON t.key = asked.column1"
 _GET = (
-    f"SELECT t.key, {_CAPPED.format('coalesce(t.data, l.data, m.data)')}, t.tag, t.at {_ASKED} "
+    f"SELECT t.key, t.tag, t.at, {_CAPPED.format('coalesce(t.data, l.data, m.data)')}, "
+    f"{_CAPPED.format('m.rest')} {_ASKED} "
     "LEFT JOIN large l ON l.id = t.large LEFT JOIN metas m ON m.number = t.meta"
 )
 _THERE = f"SELECT t.key, t.tag, t.size, t.large, t.meta {_ASKED}"
@@ -68,7 +69,7 @@ class SqliteDriver:
             if connection is None:
                 return [None] * len(keys)
             rows = _rows(connection, _GET, keys)
-        found = {key: Stored(data, tag, at) for key, data, tag, at in rows}
+        found = {key: Stored(data + rest if rest else data, tag, at) for key, tag, at, data, rest in rows}
         return [found.get(key) for key in keys]
 
     def read(self, key: str, start: int, length: int) -> Buffer | None:
@@ -132,7 +133,8 @@ class _Steps:
     """The steps of one batch. `there`: what is there of all that it is about."""
 
     def __init__(self, connection: sqlite3.Connection, there: dict[str, Any]) -> None:
-        self._execute, self._each, self._there = connection.execute, connection.executemany, there
+        self._connection, self._there = connection, there
+        self._execute, self._each = connection.execute, connection.executemany
         self._free: dict[int, list[int]] = {}  # places in `large` of what goes, by their size in pages
         self._last = -1  # number of a meta, also of one that goes; -1: not looked up yet
         self._entered = 0  # the last number whose facts are entered
@@ -147,14 +149,14 @@ class _Steps:
                 self._free.setdefault(size >> 12, []).append(large)
         if metas := [row[4:] for row in gone if row[4] is not None]:
             self._look()
-            entered = [meta for meta in metas if meta[0] <= self._entered]
-            rows = [self._execute(f"{_FACTS} = ?", meta).fetchone() for meta in entered]
+            entered = [number for (number,) in metas if number <= self._entered]
+            rows = _rows(self._connection, f"{_FACTS} IN (VALUES {{}})", entered)
             self._each("DELETE FROM facts WHERE fact = ? AND number = ?", _entries(rows))
             self._each("DELETE FROM metas WHERE number = ?", metas)
 
     def put(self, puts: Sequence[Put], tag: Tag) -> None:
         at, new = time.time(), []
-        for key, data, _, row in puts:
+        for key, data, _, row, listed in puts:
             size, own, large, meta = len(data), None, self._there.get(key, _NOTHING)[3], None
             if large is not None:
                 self._free.setdefault(self._there[key][2] >> 12, []).append(large)
@@ -162,7 +164,8 @@ class _Steps:
             if row is not None:
                 self._look()
                 meta = self._last = self._last + 1
-                self._execute("INSERT INTO metas VALUES (?, ?, ?, ?, ?, ?)", (meta, key, *row, data))
+                both = (data, b"") if listed is None else (data[:listed], data[listed:])
+                self._execute("INSERT INTO metas VALUES (?, ?, ?, ?, ?, ?, ?)", (meta, key, *row, *both))
             elif size <= _SMALL:
                 own = data
             elif free := self._free.get(size >> 12):
@@ -192,8 +195,8 @@ def _entries(rows: Iterable[Any]) -> list[tuple[str, int]]:
     return sorted([(fact, number) for number, *row in rows for fact in facts_of(Row(*row))[1:]])
 
 
-def _rows(connection: sqlite3.Connection, statement: str, keys: Sequence[str]) -> list[Any]:
-    """Return the rows of a statement about these keys."""
+def _rows(connection: sqlite3.Connection, statement: str, keys: Sequence[str | int]) -> list[Any]:
+    """Return the rows of a statement about these keys, or numbers."""
     rows: list[Any] = []
     for at in range(0, len(keys), _AT_ONCE):
         some = keys[at : at + _AT_ONCE]

@@ -10,7 +10,8 @@ The file is opened by SQLite alone: POSIX takes all locks of a process off a fil
 closes any descriptor of it.
 
     things   key, tag, at, size, and the bytes: here, or in `large` by id; those of a meta in `metas`
-    metas    number (the order of commits), key, session, workflow, status, and the bytes
+    metas    number (the order of commits), key, session, workflow, status, and the bytes: those that are
+             listed, and the rest
     facts    fact, number: what metas are found by, but for those above the number of the empty fact
 
 Promise: a database is made whole or not at all, however many processes try at once; one of a later version,
@@ -176,7 +177,7 @@ T = TypeVar("T")
 Kind = Literal["read", "sync", "easy"]
 
 _KEPT = 4  # idle connections of each kind
-_LOG = 1000
+_LOG = 250
 """Pages after which the log begins again. To sync what takes the place of other bytes takes half as long as
 to sync what makes a file longer, so a short log pays, until carrying it over costs more than that."""
 _INDEX = 32 * 1024
@@ -524,7 +525,8 @@ _STEPS = (
         session TEXT NOT NULL,
         workflow TEXT NOT NULL,
         status TEXT NOT NULL,
-        data BLOB NOT NULL
+        data BLOB NOT NULL,
+        rest BLOB NOT NULL
     ) STRICT;
     CREATE TABLE facts (
         fact TEXT NOT NULL,

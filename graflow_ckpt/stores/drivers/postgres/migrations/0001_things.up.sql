@@ -8,6 +8,7 @@ create table graflow_ckpt.things (
     tag bytea not null,
     at double precision not null,       -- by this server's clock
     data bytea not null,
+    listed int,                         -- how many bytes of a meta's are listed; after them comes its stream
     number bigint,                      -- the last put has the highest
     session text collate "C",
     workflow text collate "C",
@@ -33,7 +34,7 @@ $$;
 -- Of a guard without a tag the key is put fresh.
 create function graflow_ckpt.batch(
     its_tag bytea, guards text[], tags bytea[], fresh text[], fresh_data bytea[],
-    numbered boolean[], sessions text[], workflows text[], statuses text[],
+    listeds int[], sessions text[], workflows text[], statuses text[],
     over text[], over_data bytea[], drops text[], needs text[]
 ) returns boolean language plpgsql as $$
 declare
@@ -58,9 +59,10 @@ begin
             on conflict (key) do update set tag = excluded.tag, at = excluded.at, data = excluded.data;
     end if;
     if fresh <> '{}' then
-        insert into graflow_ckpt.things (key, tag, at, data, number, session, workflow, status)
-            select k, its_tag, graflow_ckpt.now(), d, case when n then nextval('graflow_ckpt.numbers') end, s, w, t
-            from unnest(fresh, fresh_data, numbered, sessions, workflows, statuses) as one(k, d, n, s, w, t);
+        insert into graflow_ckpt.things (key, tag, at, data, listed, number, session, workflow, status)
+            select k, its_tag, graflow_ckpt.now(), d, l, case when l is not null then nextval('graflow_ckpt.numbers') end,
+                s, w, t
+            from unnest(fresh, fresh_data, listeds, sessions, workflows, statuses) as one(k, d, l, s, w, t);
     end if;
     if drops <> '{}' then
         delete from graflow_ckpt.things where key = any(drops);

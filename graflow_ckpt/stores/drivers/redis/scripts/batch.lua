@@ -1,5 +1,6 @@
 -- Carry out a batch, or nothing.
--- KEYS  names: zset of all keys; rows: hash key -> facts, and with more behind their names zsets number -> key;
+-- KEYS  names: zset of all keys; rows: hash key -> bytes that are listed, and facts, in lines that begin with a
+--       colon: with one behind its name a zset number -> key;
 --       then the guards, the puts, the drops, the needs, and what has been written ahead
 -- ARGV  tag; numbers of guards, puts, drops; for each guard its tag, or - for none; for each put how (1: fresh,
 --       0: whatever is there, 2: fresh, and has been written ahead), its facts, and its bytes, or their key there
@@ -47,7 +48,7 @@ for i = 1, puts do -- the first write is one that a full server refuses: after i
     if facts ~= '' then
         local number = redis.call('HINCRBY', rows, '', 1)
         redis.call('HSET', rows, key, facts)
-        for fact in facts:gmatch('[^\n]+') do
+        for fact in facts:gmatch(':[^\n]*') do
             redis.call('ZADD', rows .. fact, number, key)
         end
     end
@@ -60,7 +61,7 @@ for i = 1, drops do
     redis.call('ZREM', names, key)
     if facts then
         redis.call('HDEL', rows, key)
-        for fact in facts:gmatch('[^\n]+') do
+        for fact in facts:gmatch(':[^\n]*') do
             redis.call('ZREM', rows .. fact, key)
         end
     end

@@ -276,7 +276,9 @@ class TaskGraph:
     def _prepare(self, name: str) -> None:
         route = self.routes[name]
         onward = [self.edge(name, target) for target in route.forward]
-        route.done = (*onward, *(self.routes[t].enqueue() for t in route.loops))
+        if route.loops:
+            onward += [self.routes[target].enqueue() for target in route.loops]
+        route.done = tuple(onward)
 
     def gate(self, name: str) -> None:
         """Gate this node: whatever leads to it arrives at its gate from now on."""

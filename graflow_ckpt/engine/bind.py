@@ -36,7 +36,6 @@ SPREAD = "**graflow"
 CONTEXT_NAMES = ("context", "ctx")
 
 _COROUTINE = 0x80  # inspect.CO_COROUTINE
-Signature = tuple[list[str], dict[str, Any]]  # the names of the parameters, and the defaults
 
 
 @dataclass(slots=True, eq=False)
@@ -61,22 +60,27 @@ class Binding:
     __slots__ = ("context", "data", "func", "inline", "parameters", "plain", "task")
 
     def __init__(
-        self, task: Task, preds: dict[str, str], groups: dict[str, tuple[str, ...]],
-        taken: Signature | None = None,
-    ) -> None:  # fmt: skip
+        self, task: Task, preds: dict[str, str], groups: dict[str, tuple[str, ...]], plain: bool = False
+    ) -> None:
         self.task = task
         self.func = task.func
-        names, defaults = taken or signature(task.func)
         o = task.options
-        self.context = _context(task, names) if o.inject_context else None
         self.inline = o.timeout is None and o.isolation == "thread" and not is_coroutine(task.func)
+        self.plain = plain
+        self.context: str | None = None
+        self.parameters: dict[str, Parameter] = {}
+        self.data: str | None = None
+        if plain:  # as most tasks of a large graph are
+            return
+        names, defaults = signature(task.func)
+        if o.inject_context:
+            self.context = _context(task, names)
         unknown = sorted(set(task.arguments) - set(names)) if task.arguments else ()
         if unknown:
             raise GraphError(
                 f"Task {task.name!r} takes no parameter {unknown[0]!r}.", task=task.name, parameter=unknown[0]
             )
-        self.plain = not names  # as most tasks of a large graph are
-        self.parameters: dict[str, Parameter] = {}
+        self.plain = not names
         for n in names:
             if n != self.context:
                 default, bound = defaults.get(n, MISSING), task.arguments.get(n, MISSING)
@@ -108,7 +112,7 @@ def is_coroutine(func: Callable[..., Any]) -> bool:
     return type(func) is FunctionType and bool(func.__code__.co_flags & _COROUTINE)
 
 
-def signature(func: Callable[..., Any]) -> Signature:
+def signature(func: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
     """Return the parameter names and the defaults."""
     if type(func) is FunctionType and getattr(func, "__wrapped__", None) is None:  # inspect costs 20 times it
         code = func.__code__
@@ -153,15 +157,15 @@ def takes_nothing(task: Task) -> bool:
 
 def bind(graph: TaskGraph, task: Task) -> Binding:
     """Return the binding of a task at its place in the graph."""
-    taken = signature(task.func)
     preds: dict[str, str] = {}
     groups: dict[str, tuple[str, ...]] = {}
-    if taken[0]:  # most tasks of a large graph take nothing
+    plain = takes_nothing(task)
+    if not plain:
         before = graph.routes[task.name].preds
         if graph.looped:
             before += tuple(source for source, targets in graph.looped.items() if task.name in targets)
         preds = {name: name + RESULT for name in _tasks(graph, before, groups)}
-    return Binding(task, preds, groups, taken)
+    return Binding(task, preds, groups, plain)
 
 
 def _tasks(graph: TaskGraph, names: Iterable[str], groups: dict[str, tuple[str, ...]]) -> Iterator[str]:
@@ -223,9 +227,8 @@ def fill(
 def check(graph: TaskGraph, bindings: dict[str, Binding], channel: Collection[str]) -> None:
     """Refuse two sources for one parameter, or none, by name."""
     mentioned: set[str] | None = None
-    filled = {name: binding for name, binding in bindings.items() if not binding.plain}
-    able = [b.func for b in filled.values() if b.context is not None]
-    for name, binding in filled.items():
+    able = [b.func for b in bindings.values() if b.context is not None]
+    for name, binding in bindings.items():
         if name not in graph.live:
             continue
         for p in binding.parameters.values():
@@ -348,12 +351,8 @@ def takes_cuts(settings: Settings, bindings: dict[str, Binding]) -> bool:
     """Return True if a checkpoint will be taken while it runs, as far as that can be seen."""
     if settings.policy.watches and settings.durability != "none":
         return True
-    for binding in bindings.values():
-        if binding.context is not None:
-            for code in _codes(binding.func):
-                if not _ASKS.isdisjoint(code.co_names):
-                    return True
-    return False
+    able = (b.func for b in bindings.values() if b.context is not None)
+    return any(not _ASKS.isdisjoint(code.co_names) for func in able for code in _codes(func))
 
 
 def _texts(func: Callable[..., Any], *, whole: bool = False) -> set[str]:

@@ -267,6 +267,17 @@ _Call = tuple[Script, Sequence[Key], Sequence[Argument]]
 _WORDS: Any = object()  # what waits is no call but plain words; Any: it takes the place of a call
 
 
+_process = os.getpid()  # asked once: each time is a system call
+
+
+def _forked() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class Wire:
     """An open connection."""
 
@@ -288,14 +299,14 @@ class Wire:
         return self.receive()
 
     def send(self, script: Script, keys: Sequence[Key], args: Sequence[Argument] = ()) -> None:
-        if self._connection is None or self._waiting is not None or self._pid != os.getpid():
+        if self._connection is None or self._waiting is not None or self._pid != _process:
             self._out_of_step()
         self._waiting = (script, keys, args)
         self._send((b"EVALSHA", script.sha, len(keys), *keys, *args))
 
     def receive(self) -> Any:
         """Return the reply to what was sent. A script that the server does not know is sent with its call."""
-        if self._waiting is None or self._pid != os.getpid():
+        if self._waiting is None or self._pid != _process:
             self._out_of_step()
         try:
             reply = self._line.read()
@@ -334,12 +345,12 @@ class Wire:
             connection.connect()
         self._guard = weakref.finalize(self, connection.disconnect)  # of a wire that was not closed
         self._guard.atexit = False
-        self._connection, self._line, self._pid = connection, line_of(connection), os.getpid()
+        self._connection, self._line, self._pid = connection, line_of(connection), _process
 
     @property
     def rests(self) -> bool:
         """True if it is open, and nothing is under way on it."""
-        return self._connection is not None and self._waiting is None and self._pid == os.getpid()
+        return self._connection is not None and self._waiting is None and self._pid == _process
 
     def is_fresh(self) -> bool:
         """Return True if it rests, and the server has not closed it meanwhile."""
@@ -395,7 +406,7 @@ class Wire:
 
     def _out_of_step(self) -> NoReturn:
         """Raise why the wire is refused: a reply that was not read would answer the next call."""
-        if self._pid != os.getpid():
+        if self._pid != _process:
             why = "was opened by another process than this one, its parent"
         elif self._connection is None:
             why = "is closed"

@@ -401,7 +401,7 @@ TIMES: Final = 24
 FREE: Final = 256 << 20
 """Bytes that any value may take: ten million integers of one byte are within."""
 
-_CERTAIN: Final = 1 << 20
+CERTAIN: Final = 1 << 20
 """Bytes that pass FREE with no contents: the worst, dicts of one small item, take 120 times their size."""
 
 _ELEMENT: Final = 40  # a pointer and a small object
@@ -431,7 +431,7 @@ def _flat() -> re.Pattern[bytes]:
 def check_budget(name: str, data: bytes) -> None:
     """Raise TooLarge if decoding takes more memory than its bytes justify."""
     budget = FREE + TIMES * len(data)
-    if len(data) > _CERTAIN and _passes(data, budget):
+    if len(data) > CERTAIN and _passes(data, budget):
         raise TooLarge(
             f"{name} would take more than {budget >> 20} MiB in memory: its {len(data) / 1e6:.1f} MB hold "
             "too many small values.",

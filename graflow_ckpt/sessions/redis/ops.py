@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
-from graflow_ckpt.core.facts import RESULT, Cell, Claim, Live, Op, TaskSpec, Version
+from graflow_ckpt.core.facts import RESULT, Cell, Claim, Live, Op, TaskSpec, Version, new
 from graflow_ckpt.sessions.redis.names import check_spec, check_value
 
 Arg = bytes | str | int | float
@@ -219,33 +220,33 @@ _MAKE: dict[str, Callable[[Op, Cells], Sequence[Arg]]] = {
 
 def claim_of(record: bytes, cells: Cells) -> Claim:
     """Return a claim as the script sends it: number, token, spec."""
-    number, _, spec = record.split(b"\x1f", 2)
-    return Claim(spec_of(spec, cells), int(number))
+    number, _, key, name, rest = record.split(b"\x1f", 4)
+    return new(Claim, (_spec(key, name, rest, cells), int(number)))
 
 
 def spec_of(spec: bytes, cells: Cells) -> TaskSpec:
     """Return a spec from its bytes in the queue."""
-    key, task, rest = spec.split(b"\x1f", 2)
-    known = _seen.get(rest)
-    if known is None:
-        known = _rest_of(rest, task.decode(), cells)
-    priority, retries, most, how, cycle, due, queue, crashes, data = known
-    return TaskSpec(
-        task.decode(), data, "pending", priority, retries, most, how, cycle, due, queue, int(key), crashes
-    )
+    key, name, rest = spec.split(b"\x1f", 2)
+    return _spec(key, name, rest, cells)
 
 
-_Rest = tuple[int, int, int, str, int, float, str, int, Cell | None]
-_seen: dict[bytes, _Rest] = {}  # without data most specs of a session differ in key and task alone
-_MANY = 1000
+def _spec(key: bytes, name: bytes, rest: bytes, cells: Cells) -> TaskSpec:
+    global _latest
+    task, data = name.decode(), None
+    if not rest.startswith(_latest[0]):
+        _latest = _words_of(rest[: len(rest) - len(rest.split(b"\x1f", 8)[8])])
+    raw, words, crashes = _latest
+    if packed := rest[len(raw) :]:
+        data = cells.unpack("data", packed, f"data {task}")
+    return new(TaskSpec, (task, data, *words, int(key), crashes))
 
 
-def _rest_of(rest: bytes, task: str, cells: Cells) -> _Rest:
-    priority, retries, most, how, cycle, due, queue, crashes, data = rest.split(b"\x1f", 8)
-    found: _Rest = (
-        int(priority), int(retries), int(most), how.decode(), int(cycle), float(due), queue.decode(),
-        int(crashes), cells.unpack("data", data, f"data {task}") if data else None,
-    )  # fmt: skip
-    if not data and len(_seen) < _MANY:
-        _seen[rest] = found
-    return found
+_Words = tuple[bytes, tuple[Any, ...], int]
+_latest: _Words = (b"\x1f", (), 0)  # most specs differ from the one before in key, task and data alone
+_KINDS: tuple[Callable[[bytes], Any], ...] = (int, int, int, bytes.decode, int, float, bytes.decode)
+
+
+@lru_cache(1000)
+def _words_of(raw: bytes) -> _Words:
+    *words, crashes, _ = raw.split(b"\x1f")
+    return raw, ("pending", *[kind(w) for kind, w in zip(_KINDS, words, strict=True)]), int(crashes)

@@ -23,7 +23,7 @@ from time import monotonic, sleep, time
 from typing import Any
 
 from graflow_ckpt.core.errors import KeyTaken, ServerFull, ServerGone, ServerReadOnly, SessionBusy
-from graflow_ckpt.core.facts import Version
+from graflow_ckpt.core.facts import Op, Version
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.wire import Script, Wire
 from graflow_ckpt.sessions.redis.keys import keys_of, wrong_keys
@@ -31,7 +31,7 @@ from graflow_ckpt.sessions.redis.ops import Arg, in_full, strictly
 
 log = logging.getLogger("graflow_ckpt.sessions")
 
-Seen = Callable[[int], list[tuple[str, Version]]]
+Seen = Callable[[Sequence[Op], int], list[tuple[str, Version]]]
 """Return what the attempts that a transition ends have read before this connection."""
 
 PATIENCE = 60.0  # seconds that a commit waits for a server that is away
@@ -58,7 +58,9 @@ def _applied(tail: bytes) -> str:
 class Sender:
     """Sends in the name of a token, or of itself alone where it has none."""
 
-    def __init__(self, link: RedisLink, session: str, token: str, began: str, patience: float) -> None:
+    def __init__(
+        self, link: RedisLink, session: str, token: str, began: str, patience: float, seen: Seen
+    ) -> None:
         self.session = session
         self.patience = patience
         self.name = began.rpartition("_")[2] or _name()
@@ -73,27 +75,26 @@ class Sender:
         self._key = keys_of(session) + "c"
         self._wire: Wire | None = None
         self._lock = threading.Lock()
-        self._first_sent = (0.0, 0.0)  # when, by two clocks
+        self._seen = seen
 
     @property
     def nonce(self) -> str:
         """The nonce of the last request as it was sent."""
         return f"{self.tries}_{self.number}_{self.name}"
 
-    def send(self, script: Script, mode: str, args: Sequence[Arg], seen: Seen) -> Any:
-        """Send a transition; return its answer."""
+    def send(self, script: Script, mode: str, args: Sequence[Arg], ops: Sequence[Op]) -> Any:
+        """Send a transition, these ops as `args`; return its answer."""
         with self._lock:
             self.number += 1
             self.tries = 1
             nonce = f"1_{self.number}_{self.name}"
             words: list[Arg] = [self.token, nonce, self.stamp, mode, self.follows, *args]
             if self.connections > 1:
-                words = self._strictly(words, seen)
-            if self.outside:
-                self._first_sent = monotonic(), time()
-            reply = self._call(script, words, seen)
+                words = self._strictly(words, ops)
+            reply = self._call(script, words, ops)
             if len(reply) >= 4:
-                self.follows = _applied(reply[3]) if reply[3] and _NONCE in reply[3] else self.nonce
+                nonce = nonce if self.tries == 1 else self.nonce
+                self.follows = _applied(reply[3]) if reply[3] and _NONCE in reply[3] else nonce
         return reply
 
     def ask(self, script: Script, args: Sequence[Arg]) -> Any:
@@ -119,16 +120,17 @@ class Sender:
             self._link.done_with(self._wire)
             self._wire = None
 
-    def _call(self, script: Script, args: Sequence[Arg], seen: Seen | None) -> Any:
-        """Send a call, again if the server went away before its reply came. `seen`: of a transition."""
+    def _call(self, script: Script, args: Sequence[Arg], ops: Sequence[Op] | None) -> Any:
+        """Send a call, again if the server went away before its reply came. `ops`: of a transition."""
         deadline, pause, lost = None, 0.02, False
+        first = (monotonic(), time()) if self.outside else (0.0, 0.0)  # by two clocks
         while True:
             try:
                 wire = self._wire
                 if wire is None or lost:
                     wire = self._connect()
-                    if seen is not None and self.connections > 1:
-                        args = self._once_more(args, seen)
+                    if ops is not None and self.connections > 1:
+                        args = self._once_more(args, ops, first)
                 lost = False
                 reply = wire.call(script, (self._key,), args)
                 if reply != [b"frozen"]:
@@ -158,24 +160,24 @@ class Sender:
         self.connections += 1
         return self._wire
 
-    def _once_more(self, words: Sequence[Arg], seen: Seen) -> list[Arg]:
+    def _once_more(self, words: Sequence[Arg], ops: Sequence[Op], first: tuple[float, float]) -> list[Arg]:
         """Return the same request for another connection: what was sent before may have been carried out.
 
         One that follows nothing could be carried out twice, once its answer is forgotten: so it says until
         when it may be carried out.
         """
         self.tries += 1
-        again = self._strictly([words[0], self.nonce, *words[2:]], seen)
+        again = self._strictly([words[0], self.nonce, *words[2:]], ops)
         if self.outside and not self.follows:
             now = float(self.stamp) if self.stamp else self.server_time()
             # one of the two may stand still
-            passed = max(monotonic() - self._first_sent[0], time() - self._first_sent[1])
+            passed = max(monotonic() - first[0], time() - first[1])
             again[3] = f"{str(again[3]).partition('U')[0]}U{int((now - passed + MEMORY - 10) * 1000)}"
         return again
 
-    def _strictly(self, words: list[Arg], seen: Seen) -> list[Arg]:
+    def _strictly(self, words: list[Arg], ops: Sequence[Op]) -> list[Arg]:
         """Return words that are refused unless what its attempts read on another connection is the same."""
-        known = seen(self.connections)
+        known = self._seen(ops, self.connections)
         if not known:
             return words
         mode, args = str(words[3]), words[5:]

@@ -67,7 +67,7 @@ class RedisSession:
         """Make a sender; `patience`: with 0 a commit is tried twice, a frozen session is not waited for."""
         self.id = session
         self.execution = execution_of(session, run)
-        self.sender = Sender(link, session, token, began, patience)
+        self.sender = Sender(link, session, token, began, patience, self._seen)
         self.queue = queue
         self.status = "running"
         self.steps = 0
@@ -123,25 +123,25 @@ class RedisSession:
         """Carry out one transition; return the claims that it makes."""
         if self.broken is not None:
             raise self.broken
-        asks = bool(ops) and ops[-1][0] == "claim" and ops[-1][1] > 0
-        if asks and self._late():
+        asks, now = bool(ops) and ops[-1][0] == "claim" and ops[-1][1] > 0, monotonic()
+        if asks and self.until is not None and now > self.until:
             ops, asks = [*ops[:-1], ("claim", 0)], False
         if asks and self._retires and self._ends_all(ops):
             mode += "r"
         sender = self.sender
-        if sender.outside and sender.follows and monotonic() > self.answered + _QUIET:
+        if sender.outside and sender.follows and now > self.answered + _QUIET:
             sender.begin_anew()
-        quick = asks and monotonic() < self.answered + self.quick
+        quick = asks and now < self.answered + self.quick
         args = turn(ops, self._cells, self.queue) if quick else None
         if args is not None:
             mode = "t" + mode
         else:
             args = arguments(ops, self._cells, self.queue, lambda key: self.held[key].spec.task_id)
-        if self.help_after is not None and self.ready and monotonic() > self.help_after:
+        if self.help_after is not None and self.ready and now > self.help_after:
             mode += "s"
-            self.help_after = monotonic() + HELP
+            self.help_after = now + HELP
         try:
-            reply = sender.send(self._step, mode, args, lambda connection: self._seen(ops, connection))
+            reply = sender.send(self._step, mode, args, ops)
         except (SessionBusy, ServerFull, SchemaUnsupported):  # nothing was done, nothing was answered
             raise
         except BaseException as error:  # a signal's exception, too: what was sent may have been done
@@ -177,7 +177,7 @@ class RedisSession:
     def _ends_all(self, ops: Sequence[Op]) -> bool:
         """Return True if nothing is held after these."""
         held = len(self.held)
-        return held == (ops[0][0] == "end") or held <= sum(op[0] in _GIVES_UP for op in ops)
+        return held == (ops[0][0] == "end") or held <= sum([op[0] in _GIVES_UP for op in ops])
 
     def _take(self, reply: list[Any], ops: Sequence[Op]) -> list[Claim]:
         if len(reply) < 4:

@@ -84,6 +84,7 @@ class StoredValues:
 class AttemptReader:
     """The reads of one attempt, each value once: it sees them as they were when it first looked."""
 
+    __slots__ = ("_found", "_since", "_together", "_values")
     shares = False
 
     def __init__(self, values: StoredValues) -> None:

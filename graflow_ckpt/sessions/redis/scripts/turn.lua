@@ -9,24 +9,25 @@ if short then
     and (not task or ARGV[13] == queues) then
     local rec, own, ready = found[3], ARGV[7] .. '\31' .. token .. '\31', P .. 'q:' .. queues
     if rec and sub(rec, 1, #own) == own then
+      local count = string.format -- a number in .. takes three times as long
       if task then
         local priority = ARGV[11]
-        local cycle = call('HINCRBY', P .. 'n', task, 1) - 1
+        local cycle = count('%d', call('HINCRBY', P .. 'n', task, 1) - 1)
         call('ZADD', ready, order - priority * 8589934592, key .. '\31' .. task .. '\31' .. priority .. '\0310\31'
           .. ARGV[12] .. '\31direct\31' .. cycle .. '\0310\31' .. queues .. '\0310\31')
-        key, order = key + 1, order + 1
+        key, order = count('%d', key + 1), count('%d', order + 1)
       end
       local spec = call('ZPOPMIN', ready)[1]
       if spec then
         local ended, took = match(rec, '^[^\31]*\31([^\31]*)', #own + 1), claim .. '\31' .. token .. '\31' .. spec
         local name, k2 = ended .. '.__result__', match(spec, '^[^\31]*')
-        sequence, steps = sequence + 1, steps + 1
+        sequence, claim, steps = count('%d', sequence + 1), count('%d', claim + 1), count('%d', steps + 1)
         call('HDEL', C, k)
         call('ZADD', P .. 'done', steps, ended)
         call('HSET', V, '=' .. name, ARGV[9], '#' .. name, sequence .. '_' .. nonce)
-        call('HSET', C, 'c', 'running|' .. sequence .. '|' .. steps .. '|' .. key .. '|' .. claim + 1 .. '|' .. order
+        call('HSET', C, 'c', 'running|' .. sequence .. '|' .. steps .. '|' .. key .. '|' .. claim .. '|' .. order
           .. '|||' .. flags .. '|' .. queues .. '|' .. held .. '|', token, nonce .. '\30\30' .. k2, k2, took)
-        return {status, steps, -1, '', took} -- whether more is ready is not looked at
+        return {status, tonumber(steps), -1, '', took} -- whether more is ready is not looked at
       end
     end
   end

@@ -319,7 +319,7 @@ BROKEN = {
     "in full a turn loses its successor": ("ipairs(task and {'N'", "ipairs(false and {'N'"),
     "in full a turn claims nothing": ("ipairs({'C', 1, queue})", "ipairs({'C', 0, queue})"),
     "a turn does not count cycles": (
-        "local cycle = call('HINCRBY', P .. 'n', task, 1) - 1",
+        "local cycle = count('%d', call('HINCRBY', P .. 'n', task, 1) - 1)",
         "local cycle = 0",
     ),
     "a turn has no priorities": (
@@ -327,10 +327,10 @@ BROKEN = {
         "call('ZADD', ready, order",
     ),
     "a turn loses retries": ("          .. ARGV[12] .. '\\31direct", "          .. '0\\31direct"),
-    "a turn gives a key twice": ("key, order = key + 1, order + 1", "order = order + 1"),
-    "a turn gives an order twice": ("key, order = key + 1, order + 1", "key = key + 1"),
-    "a turn is no transition": ("sequence, steps = sequence + 1, steps + 1", "steps = steps + 1"),
-    "a turn is no step": ("sequence, steps = sequence + 1, steps + 1", "sequence = sequence + 1"),
+    "a turn gives a key twice": ("key, order = count('%d', key + 1),", "key, order = key,"),
+    "a turn gives an order twice": ("count('%d', key + 1), count('%d', order + 1)", "count('%d', key + 1)"),
+    "a turn is no transition": ("claim, steps = count('%d', sequence + 1),", "claim, steps = sequence,"),
+    "a turn is no step": (", count('%d', steps + 1)\n", ", steps\n"),
     "a turn keeps the claim": ("        call('HDEL', C, k)\n        call('ZADD'", "        call('ZADD'"),
     "a turn gives a claim to nobody": (".. k2, k2, took)\n", ".. k2)\n"),
     "a turn has no completions": (
@@ -338,7 +338,7 @@ BROKEN = {
         "        call('HSET', V",
     ),
     "a turn has no result": ("'=' .. name, ARGV[9], '#' .. name, sequence", "'#' .. name, sequence"),
-    "a turn gives a claim's number twice": ("'|' .. claim + 1 .. '|'", "'|' .. claim .. '|'"),
+    "a turn gives a claim's number twice": ("1), count('%d', claim + 1),", "1), claim,"),
     "a turn is not answered again": ("token, nonce .. '\\30\\30' .. k2, k2", "token, '0\\30\\30' .. k2, k2"),
     "a turn's claim is not answered again": ("nonce .. '\\30\\30' .. k2, k2", "nonce .. '\\30\\30', k2"),
     "what runs again is claimed": ("*\\31(.*)$'))[2]] then drop(k) end", "*\\31(.*)$'))[2]] then end"),

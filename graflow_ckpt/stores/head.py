@@ -325,6 +325,10 @@ class Head(NamedTuple):
         )
         return b"".join([line.encode(), *map(_inline, own)])
 
+    def is_full(self, encoded: bytes) -> bool:
+        """Return whether it may have more than it should."""
+        return len(self.records) >= MOST or bool(self.gone) or encoded.index(b"\n") > ROOM
+
     def turned(self, epoch: int) -> tuple[Head, tuple[str, bytes] | None, list[str]]:
         """Move the oldest records into a page, if there are many here. Return the head, the mark and bytes of
         that page, and the marks of pages that have nothing any more."""

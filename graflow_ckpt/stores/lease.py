@@ -176,13 +176,17 @@ class Heads:
     def attempt(self, scope: str, seen: Seen, step: Step, beside: KeyedLease | None = None) -> Seen | None:
         """Replace what was seen; return None if that has changed, or something else does not hold."""
         driver, key = self.driver, head_key(scope)
-        head, page, over = step.head.turned(step.head.epoch)
-        puts, drops = [*step.puts], [*step.drops, *[page_key(scope, mark) for mark in over]]
-        if page is not None:
-            puts.append(Put(page_key(scope, page[0]), page[1]))
-            self._kept(page_key(scope, page[0]), head.pages[page[0]])
+        head, puts, drops = step.head, [*step.puts], [*step.drops]
+        encoded = head.encode()
+        if head.is_full(encoded):
+            head, page, over = head.turned(head.epoch)
+            encoded = head.encode()
+            drops += [page_key(scope, mark) for mark in over]
+            if page is not None:
+                puts.append(Put(page_key(scope, page[0]), page[1]))
+                self._kept(page_key(scope, page[0]), head.pages[page[0]])
         guards = {key: seen.tag}
-        own = Put(key, head.encode(), fresh=False)
+        own = Put(key, encoded, fresh=False)
         if driver.atomic:
             guards |= beside.guard if beside is not None else {}
             done = driver.batch([own, *puts], drops, guards=guards, needs=step.needs)

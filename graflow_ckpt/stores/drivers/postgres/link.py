@@ -82,9 +82,14 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):  # Any: rows are as the s
 
     _pool = None  # psycopg warns of what is not closed and has no such name: a fork leaves copies behind
 
+    prepared: set[bytes]  # statements that it knows
+    ready: select.poll  # says that something can be read
+
     @classmethod
     def connect(cls, *args: Any, **more: Any) -> Connection:
         made = super().connect(*args, **more)
+        made.prepared, made.ready = set(), select.poll()
+        made.ready.register(made.pgconn.socket, select.POLLIN)
         try:
             # not among the options: poolers refuse those
             made.execute("set enable_seqscan = off; set plan_cache_mode = force_generic_plan")
@@ -231,10 +236,8 @@ def _connections_to(arguments: dict[str, Any]) -> _Connections:
 
 def _is_closed(connection: Connection) -> bool:
     """Return whether the server has hung up since, without asking it: that can be read by now."""
-    poll = select.poll()
-    poll.register(connection.pgconn.socket, select.POLLIN)
     with suppress(psycopg.Error):
-        while poll.poll(0):  # before it hangs up it may say why
+        while connection.ready.poll(0):  # before it hangs up it may say why
             connection.pgconn.consume_input()  # raises if it has
         return False
     return True
@@ -309,7 +312,6 @@ class Prepared:
         numbered = re.sub("%[sb]", lambda _: f"${next(numbers)}", text)
         self._name, self._text = f"graflow_ckpt_{name}".encode(), numbered.encode()
         self._binary = [found == "%b" for found in re.findall("%[sb]", text)]
-        self._known: WeakSet[Connection] = WeakSet()
 
     def row(self, connection: Connection, values: Sequence[Value]) -> list[bytes | None] | None:
         """Return the columns of the row as the server sends them in its binary form."""
@@ -317,10 +319,10 @@ class Prepared:
             one.encode() if isinstance(one, str) else b"%d" % one if isinstance(one, int) else one
             for one in values
         ]
-        if connection not in self._known:
+        if self._name not in connection.prepared:
             connection.pgconn.send_prepare(self._name, self._text)
             self._finished(connection)
-            self._known.add(connection)
+            connection.prepared.add(self._name)
         connection.pgconn.send_query_prepared(self._name, sent, self._binary, 1)
         found = self._finished(connection)
         return [found.get_value(0, at) for at in range(found.nfields)] if found.ntuples else None
@@ -332,5 +334,5 @@ class Prepared:
             return found
         error = error_from_result(found, connection.info.encoding)
         if error.sqlstate == _FORGOTTEN:
-            self._known.discard(connection)
+            connection.prepared.discard(self._name)
         raise error

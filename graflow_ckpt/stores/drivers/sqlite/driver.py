@@ -87,13 +87,14 @@ class SqliteDriver:
         needs: Sequence[str] = (),
         soft: bool = False,
     ) -> BatchDone | None:
-        tag, wanted = os.urandom(12).hex(), dict(guards or {})
-        asked = {*wanted, *needs, *drops, *[put.key for put in puts]}
+        tag, wanted = os.urandom(12).hex(), guards or {}
+        asked = [*{*wanted, *needs, *drops, *[put.key for put in puts]}]
         with self._database.writing(easy=soft) as connection:
-            there = {row[0]: row for row in _rows(connection, _THERE, [*asked])}
-            tags = {key: there.get(key, _NOTHING)[1] for key in wanted}
-            taken = [put for put in puts if put.fresh and put.key in there]
-            if tags != wanted or taken or not there.keys() >= {*needs}:
+            there = {row[0]: row for row in _rows(connection, _THERE, asked)}
+            for key, known in wanted.items():
+                if there.get(key, _NOTHING)[1] != known:
+                    return None
+            if any(put.key in there for put in puts if put.fresh) or not there.keys() >= {*needs}:
                 return None
             steps = _Steps(connection, there)
             steps.drop(drops)
@@ -176,8 +177,8 @@ class _Steps:
             new.append((key, tag, at, size, own, large, meta))
         if new:
             self._each("INSERT OR REPLACE INTO things VALUES (?, ?, ?, ?, ?, ?, ?)", new)
-        for left in self._free.values():
-            self._each("DELETE FROM large WHERE id = ?", [(place,) for place in left])
+        if left := [(place,) for places in self._free.values() for place in places]:
+            self._each("DELETE FROM large WHERE id = ?", left)
         if self._last >= self._entered + _ENTERED:
             rows = self._execute(f"{_FACTS} > ?", (self._entered,)).fetchall()
             self._each("INSERT INTO facts VALUES (?, ?)", [*_entries(rows), ("", self._last)])

@@ -194,8 +194,7 @@ class KeyedStore(Store[KeyedLease]):
             new = to.over(kept, record)
             pin = head.pins.get(saving.mark) if saving is not None else None
             holds = to.holds(contents, head, kept, pin, added) if contents else ()
-            inline = self._inline(head, new, chunks, meta)
-            tail = b"" if inline else self._tail(to, kept, new, chunks)
+            inline, tail = self._placed(head, kept, new, chunks, meta)
             new = new._replace(number=head.number + 1, contents=holds, inline=inline, behind=bool(tail))
             puts = [*chunks] if new.stream is None and not tail else []
             if not inline:
@@ -231,15 +230,19 @@ class KeyedStore(Store[KeyedLease]):
         its = record.size <= min(most, room - len(meta)) and len(stream) == record.size
         return stream + meta if its else meta
 
-    def _tail(self, to: PutTarget, kept: HeadRecord | None, new: HeadRecord, chunks: Sequence[Put]) -> Buffer:
-        """Return what is put behind a meta: a small stream, or that of a former one that it goes with."""
-        if not chunks and kept is not None and kept.behind and new.mark == kept.mark:
+    def _placed(
+        self, head: Head, kept: HeadRecord | None, new: HeadRecord, chunks: Sequence[Put], meta: bytes
+    ) -> tuple[bytes, Buffer]:
+        """Return what of a checkpoint is put into the head, and what behind its meta: a small stream."""
+        # a meta alone: the stream goes with it
+        if kept is not None and kept.behind and new.mark == kept.mark:
             tail = self._behind(kept)
             if tail is None:
-                raise names.replaced(to.path)
-            return tail
-        whole = len(chunks) == 1 and len(chunks[0].data) == new.size
-        return chunks[0].data if whole and new.size <= _BEHIND else b""
+                raise names.replaced(names.path_of(self.folder, new.base))
+            return b"", tail
+        inline = self._inline(head, new, chunks, meta)
+        behind = not inline and len(chunks) == 1 and len(chunks[0].data) == new.size <= _BEHIND
+        return inline, chunks[0].data if behind else b""
 
     def _behind(self, record: HeadRecord) -> bytes | None:
         """Return the stream behind its meta, if that is still there."""
@@ -451,7 +454,8 @@ class KeyedStore(Store[KeyedLease]):
                 log.warning("%s", error)  # one head that cannot be read hides no others
                 continue
             for record in reversed(records):
-                raw = self._meta_now(record.base, record) if _fits(record.base, wanted) else None
+                fits = wanted is None or fnmatchcase(record.base, wanted)
+                raw = self._meta_now(record.base, record) if fits else None
                 if raw is not None and (
                     session in (None, scope) or names.facts_in(raw).get("session_id") == session
                 ):
@@ -591,7 +595,3 @@ class _Recent:
 def _row(*facts: object) -> Row:
     """Return the row as every place can hold it."""
     return Row(*[ascii(fact)[1:-1] if isinstance(fact, str) else "" for fact in facts])
-
-
-def _fits(base: str, wanted: str | None) -> bool:
-    return wanted is None or fnmatchcase(base, wanted)

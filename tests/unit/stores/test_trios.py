@@ -28,6 +28,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import CheckpointStore, Lease
 from graflow_ckpt.stores import keyed, lease
 from graflow_ckpt.stores.head import scope_of
+from tests import trios
 from tests.trios import all_of, content, held, put_holding
 from tests.unit.stores.interruptions import Killed, happening, killed, lost, requests
 from tests.unit.stores.kinds import FORKING, KINDS, REDIS, SERVERS, InBucket, Kind, kept, only
@@ -88,6 +89,18 @@ def test_what_was_put_is_read_and_lies_in_as_many_chunks_as_it_needs(
     streams = [key for key in kind.listed() if "/m." not in key]
     apart = size + 1 > (1000 if isinstance(kind, InBucket) else kind.chunk)  # else beside its meta
     assert len(streams) == (-(-(size + 1) // kind.chunk) if apart else 0)
+
+
+def test_a_small_stream_stays_when_a_meta_is_put_alone(store: CheckpointStore) -> None:
+    small = trios.meta_of("one")  # fits into the head of a bucket, as the large one does not
+    large = trios.meta_of("one", facts={"more": "x" * 50_000})
+    whole = [*trios.parts_of("one")[:2], ("meta.json", trios.writer(large))]
+    store.put("best", whole, lease=None, stage="one")
+
+    for meta in (small, large, small.replace(b"running", b"stopped")):
+        path = trios.put_meta(store, "best", meta, stage="one")
+        assert trios.read(store, path) == trios.Trio("one", trios.values_of("one"), b"one", meta)
+        assert [raw for _, raw in store.list()] == [meta]
 
 
 @pytest.mark.parametrize("step", [1, 1 << 10, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 << 16])

@@ -232,10 +232,10 @@ def spec_of(spec: bytes, cells: Cells) -> TaskSpec:
 
 def _spec(key: bytes, name: bytes, rest: bytes, cells: Cells) -> TaskSpec:
     global _latest
-    task, data = name.decode(), None
-    if not rest.startswith(_latest[0]):
-        _latest = _words_of(rest[: len(rest) - len(rest.split(b"\x1f", 8)[8])])
-    raw, words, crashes = _latest
+    task, data, known = name.decode(), None, _latest  # looked at once: other threads replace it
+    if not rest.startswith(known[0]):
+        known = _latest = _words_of(rest[: len(rest) - len(rest.split(b"\x1f", 8)[8])])
+    raw, words, crashes = known
     if packed := rest[len(raw) :]:
         data = cells.unpack("data", packed, f"data {task}")
     return new(TaskSpec, (task, data, *words, int(key), crashes))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import closing
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ from graflow_ckpt.core.facts import Claim, Op, TaskSpec
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.links.wire import Script
-from graflow_ckpt.sessions.redis import tables
+from graflow_ckpt.sessions.redis import ops, tables
 from graflow_ckpt.sessions.redis.keys import START, keys_of
 from graflow_ckpt.sessions.redis.ops import arguments, claim_of, spec_of, turn
 from graflow_ckpt.sessions.redis.sender import new_nonce
@@ -499,6 +501,26 @@ def test_a_claim_is_its_number_and_its_spec(spec: TaskSpec, number: int, token: 
     record = b"%d\x1f%b\x1f%b" % (number, token.encode(), spec_bytes(spec, Plain()))
 
     assert claim_of(record, Plain()) == Claim(spec, number)
+
+
+def test_a_spec_is_its_own_whatever_another_thread_reads_meanwhile() -> None:
+    spec, other = (TaskSpec(f"t{n}", priority=n, queue=f"q{n}", key=n, crashes=n) for n in (1, 2))
+    packed, others = spec_bytes(spec, Plain()), spec_bytes(other, Plain())
+
+    def meanwhile(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename == ops.__file__:
+            assert spec_of(others, Plain()) == other
+        return meanwhile
+
+    tracing = sys.gettrace()
+    for _ in range(2):  # the second time it is like the one before
+        sys.settrace(meanwhile)
+        try:
+            found = spec_of(packed, Plain())
+        finally:
+            sys.settrace(tracing)
+        assert found == spec
+        assert spec_of(packed, Plain()) == spec
 
 
 def test_checks_come_before_the_ops() -> None:

@@ -51,6 +51,7 @@ from graflow_ckpt.stores.lease import (
     KeyedLease,
     Leases,
     Seen,
+    Stale,
     Step,
     close_behind,
     left_behind,
@@ -238,7 +239,7 @@ class KeyedStore(Store[KeyedLease]):
         if kept is not None and kept.behind and new.mark == kept.mark:
             tail = self._behind(kept)
             if tail is None:
-                raise names.replaced(names.path_of(self.folder, new.base))
+                raise Stale(names.replaced(names.path_of(self.folder, new.base)))
             return b"", tail
         inline = self._inline(head, new, chunks, meta)
         behind = not inline and len(chunks) == 1 and len(chunks[0].data) == new.size <= _BEHIND

@@ -75,6 +75,13 @@ class ServerWait:
         return False
 
 
+class Stale(Exception):
+    """What a head names is not there. Unless the head is another one by now, `error` is to be raised."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 class Step(NamedTuple):
     """A head as it is to become, and what is written with it."""
 
@@ -149,12 +156,19 @@ class Heads:
         """
         patience, lost, refused = ServerWait(), False, 0  # lost: the reply to an attempt
         former: dict[str, Tag | None] = {}
+        looked: Tag | None = None  # at what was stale
         while True:
             try:
                 seen = seen or self.read(scope)
                 if beside is not None and not self.driver.atomic:
                     beside.announce(scope)  # now: a later owner makes this tag a former one
-                step = change(seen.head)
+                try:
+                    step = change(seen.head)
+                except Stale as stale:
+                    if looked == seen.tag:
+                        raise stale.error from None
+                    looked, seen = seen.tag, None
+                    continue
                 if step is None:
                     return replace(seen, changed=True) if lost else seen
                 written = self.attempt(scope, seen, step, beside)

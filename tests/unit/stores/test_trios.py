@@ -103,6 +103,25 @@ def test_a_small_stream_stays_when_a_meta_is_put_alone(store: CheckpointStore) -
         assert [raw for _, raw in store.list()] == [meta]
 
 
+def test_a_meta_is_put_alone_by_who_has_not_seen_that_another_process_did(kind: Kind) -> None:
+    """The stream has moved with that meta: what the owner has seen of the head is looked at again."""
+    name, other = own_name(), kind.open()
+    metas = [trios.meta_of("one", facts={"more": "x" * 50_000 + str(number)}) for number in range(3)]
+    whole = [*trios.parts_of("one")[:2], ("meta.json", trios.writer(metas[0]))]
+    store = kind.open()
+    with trios.owning(store) as mine:
+        store.put(name, whole, lease=mine, stage="one")
+        trios.put_meta(other, name, metas[1], stage="one")
+        store.put(name, [("meta.json", trios.writer(metas[2]))], lease=mine, stage="one")
+
+        assert trios.read(store, f"{store.folder}/{name}").meta == metas[2]
+        trios.put_meta(other, name, metas[1], stage="one")
+        other.acquire("s", take_over=True)
+        with pytest.raises(Fenced):
+            store.put(name, [("meta.json", trios.writer(metas[0]))], lease=mine, stage="one")
+    assert trios.read(other, f"{other.folder}/{name}").meta == metas[1]
+
+
 @pytest.mark.parametrize("step", [1, 1 << 10, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 << 16])
 def test_what_was_written_in_any_pieces_is_read_in_any_pieces(
     store: CheckpointStore, kind: Kind, step: int

@@ -76,8 +76,7 @@ _MISSING = ("42P01", "3F000", "42883", "42703")
 class Connection(psycopg.Connection[tuple[Any, ...]]):  # Any: rows are as the statements make them
     """Hangs up where a wait is interrupted: to cancel, as psycopg does, may never end on a silent server.
 
-    A plan is kept: one that was made while a table was small would read all of it when it is large, and to
-    make one anew for each commit may take as long as the commit.
+    A plan is kept: one that was made while a table was small would read all of it when it is large.
     """
 
     _pool = None  # psycopg warns of what is not closed and has no such name: a fork leaves copies behind
@@ -91,8 +90,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):  # Any: rows are as the s
         made.prepared, made.ready = set(), select.poll()
         made.ready.register(made.pgconn.socket, select.POLLIN)
         try:
-            # not among the options: poolers refuse those
-            made.execute("set enable_seqscan = off; set plan_cache_mode = force_generic_plan")
+            made.execute("set enable_seqscan = off")  # not among the options: poolers refuse those
         except BaseException:
             made.close()
             raise
@@ -194,8 +192,7 @@ class _Connections:
         finally:
             with self._lock:
                 self._lent -= lent
-                if self._lent == _CONNECTIONS - 1:
-                    self._turn.notify()
+                self._turn.notify()
                 kept = connection is None or self._keeps(connection)
             if not kept and connection is not None:
                 connection.close()

@@ -101,7 +101,7 @@ class RedisDriver:
     def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit]:
         facts = [f"{_ROWS}{fact}" for fact in facts_of(wanted)]
         limit = min(limit, 1 << 31)
-        script = self._open().script(source("find"), ("zset",))
+        script = self._open().script(source("find"), ("hash", "zset"))
         found = script([_ROWS, *facts], [limit, "+inf" if below is None else f"({below}"])
         triples = zip(found[::3], found[1::3], found[2::3], strict=True)
         return [Hit(int(number), key.decode().removeprefix(PREFIX), data) for number, key, data in triples]

@@ -27,4 +27,7 @@ def ready_pool(*where: Any, **settings: Any) -> Iterator[Pool]:
 
 
 def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and is_alive(psutil.Process(pid))
+    try:
+        return is_alive(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False

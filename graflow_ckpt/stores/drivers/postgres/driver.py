@@ -20,8 +20,7 @@ _GET = "select key, data, tag, at from graflow_ckpt.things where key = any(%s)"
 _READ = "select substring(data from %s for %s) from graflow_ckpt.things where key = %s"
 _LIST = """select key, octet_length(data), at from graflow_ckpt.things
     where key > %s and key < %s order by key limit %s"""
-_FIND = """select number, key, substring(data for listed) from graflow_ckpt.things
-    where number is not null and number < %s{} order by number desc limit %s"""
+_FIND = "select * from graflow_ckpt.find(%s::text, %s::text, %s::text, %s::bigint, %s::bigint)"
 
 
 _THINGS = "graflow_ckpt.things (key, tag, at, data, listed, number, session, workflow, status)"
@@ -163,12 +162,8 @@ class PostgresDriver:
             last = rows[-1][0]
 
     def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit]:
-        facts = {name: want for name, want in zip(Row._fields, wanted, strict=True) if want}
-        where = "".join(f" and {name} = %s" for name in facts)
-        values = [1 << 62 if below is None else below, *facts.values(), limit]
-        return [
-            Hit(number, key, bytes(data)) for number, key, data in self._rows(_FIND.format(where), values)
-        ]
+        rows = self._rows(_FIND, [*wanted, 1 << 62 if below is None else below, limit])
+        return [Hit(number, key, bytes(data)) for number, key, data in rows]
 
     # Any: columns are as the statements make them.
     def _rows(self, statement: str, values: Sequence[object]) -> Sequence[tuple[Any, ...]]:

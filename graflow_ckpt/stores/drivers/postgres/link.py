@@ -76,7 +76,8 @@ _MISSING = ("42P01", "3F000", "42883", "42703")
 class Connection(psycopg.Connection[tuple[Any, ...]]):  # Any: rows are as the statements make them
     """Hangs up where a wait is interrupted: to cancel, as psycopg does, may never end on a silent server.
 
-    A plan is kept: one that was made while a table was small would read all of it when it is large.
+    Plans are kept: one that was made while a table was small would read all of it when it is large, and to
+    make one anew for each commit takes a tenth of it.
     """
 
     _pool = None  # psycopg warns of what is not closed and has no such name: a fork leaves copies behind
@@ -90,7 +91,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):  # Any: rows are as the s
         made.prepared, made.ready = set(), select.poll()
         made.ready.register(made.pgconn.socket, select.POLLIN)
         try:
-            made.execute("set enable_seqscan = off")  # not among the options: poolers refuse those
+            # not among the options: poolers refuse those
+            made.execute("set enable_seqscan = off; set plan_cache_mode = force_generic_plan")
         except BaseException:
             made.close()
             raise

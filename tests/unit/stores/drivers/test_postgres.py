@@ -118,6 +118,30 @@ def test_no_save_or_load_looks_at_all_rows_however_few_there_were_at_first(
     store.close()
 
 
+def test_a_rare_fact_is_found_without_a_walk_through_all_metas(postgres_server: PostgresServer) -> None:
+    store = PostgresStore(postgres_server.database())
+    store.schema.upgrade()
+    put(store, "named", "one")
+    many = b"""insert into graflow_ckpt.things (key, tag, at, data, listed, number, session, workflow, status)
+        select 'data/big/1-' || n || '/m.' || n, '', 1, '{}', 2, nextval('graflow_ckpt.numbers'), 'big', 'w',
+            'running' from generate_series(1, 20000) n"""
+
+    def read_by_number() -> Any:
+        store._link.run(lambda connection: connection.execute("select pg_stat_force_next_flush()"))
+        asked = b"select idx_tup_read from pg_stat_user_indexes where indexrelname = 'things_number'"
+        return store._link.run(lambda connection: connection.execute(asked).fetchone())[0]
+
+    store._link.run(lambda connection: connection.execute(many))
+    store._link.run(lambda connection: connection.execute("analyze graflow_ckpt.things"))
+    before = read_by_number()
+    for _ in range(8):  # a plan that is kept is made at the sixth
+        assert len(store.newest(5, session="s")) == len([*store.list("s")]) == 1
+        assert store.newest(5, status="none") == []
+
+    assert read_by_number() - before < 1000
+    store.close()
+
+
 # --- paths -----------------------------------------------------------------------------
 
 

@@ -30,6 +30,18 @@ create function graflow_ckpt.now() returns double precision language sql as $$
     select extract(epoch from clock_timestamp())::double precision;
 $$;
 
+-- The newest metas with these facts; '': any. The facts are in the text, so that a plan is
+-- made for them: one for any session would walk through all metas.
+create function graflow_ckpt.find(its_session text, its_workflow text, its_status text, below bigint, most bigint)
+returns table (number bigint, key text, data bytea) language plpgsql stable as $$
+begin
+    return query execute 'select number, key, substring(data for listed) from graflow_ckpt.things where number is not null'
+        || case its_session when '' then '' else ' and session = ' || quote_literal(its_session) end
+        || case its_workflow when '' then '' else ' and workflow = ' || quote_literal(its_workflow) end
+        || case its_status when '' then '' else ' and status = ' || quote_literal(its_status) end
+        || format(' and number < %s order by number desc limit %s', below, most);
+end $$;
+
 -- A batch: null if something does not hold; else whether it is on the disk. 23505: a key that is to be fresh is not.
 -- Of a guard without a tag the key is put fresh.
 create function graflow_ckpt.batch(

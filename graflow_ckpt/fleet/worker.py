@@ -198,7 +198,9 @@ class Tokens(Queue):
             _name(connection, dict.fromkeys((*keys, *between), "list"))
             sound = [key for key in keys if connection.type(key) in (b"list", b"none")]
             if not sound:
-                time.sleep(timeout or 0)
+                if timeout is None:
+                    return None  # the caller does not wait, and would ask again at once
+                time.sleep(timeout)
                 raise DequeueTimeout(timeout, keys) from None
             found = cls.lpop(sound, timeout, connection=connection)
         if found is None:

@@ -18,8 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rq.exceptions import DequeueTimeout
+from rq.serializers import JSONSerializer
 
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS
+from graflow_ckpt.fleet.worker import Tokens
 from graflow_ckpt.links.redis import open_link
 from tests.crash import fleet as tasks
 from tests.crash.fleet import begun, go, killed, noted
@@ -28,6 +31,18 @@ from tests.crash.pools import pool
 from tests.stretch import until
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("fleet_key")]
+
+
+def test_who_does_not_wait_gets_nothing_from_a_queue_that_is_no_list(redis_url: str) -> None:
+    """A timeout would be answered by asking again, at once and for ever: so RQ does in its burst mode."""
+    link = open_link(redis_url)
+    queue = Tokens("here", connection=link.client, serializer=JSONSerializer)
+    link.client.set(queue.key, "no list")
+
+    assert Tokens.dequeue_any([queue], None, link.client) is None
+    with pytest.raises(DequeueTimeout):
+        Tokens.dequeue_any([queue], 1, link.client)
+    link.close()
 
 
 @pytest.mark.parametrize("poison", [wrong_types, junk])

@@ -478,7 +478,7 @@ class Wires:
             self.close()
 
     def close(self) -> None:
-        """Close those that nobody uses."""
+        """Close those that are idle."""
         with suppress(IndexError):
             while True:
                 self._idle.pop().close()

@@ -76,7 +76,7 @@ class ServerWait:
 
 
 class Stale(Exception):
-    """What a head names is not there. Unless the head is another one by now, `error` is to be raised."""
+    """Something that a head names is not there. `error` is raised, unless the head is another one by now."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

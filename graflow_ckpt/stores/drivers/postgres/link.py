@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 _CONNECTIONS = 8  # that are used at once, and kept for the next caller
 _WAIT = 2.0  # seconds for one of those to be free, before another one is made
-_IDLE = 600.0  # seconds after which one that nobody used is closed
+_IDLE = 600.0  # seconds after which an idle one is closed
 _CONNECT = 5  # seconds for the server to answer
 _PASSING = "It may pass: try again in a moment."
 _REFUSED = (
@@ -200,7 +200,7 @@ class _Connections:
                 connection.close()
 
     def close(self) -> None:
-        """Close those that nobody uses."""
+        """Close those that are idle."""
         _hang_up(self._idle, self.process)
 
     def _fresh(self) -> Connection | None:

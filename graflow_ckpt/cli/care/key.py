@@ -42,8 +42,9 @@ def list_(manner: Manner, /, store: str) -> None:
       graflow-ckpt key list
       graflow-ckpt key list --store encrypted+postgresql://host/checkpoints --json
     """
+    keyring = lazy.keyring  # before the bar: Ctrl-C while a module is loaded ends the process by the signal
     with manner.bar("looking"):
-        rows, unreadable = lazy.keyring.listing(store)
+        rows, unreadable = keyring.listing(store)
     keys = [asdict(row) for row in rows]
     notes = (
         [f"{words.counted(unreadable, 'checkpoint')} cannot be read: keys not known"] if unreadable else []

@@ -31,8 +31,9 @@ def backup(manner: Manner, /, file: str, yes: bool, store: str) -> None:
     place = _database(store)
     if os.path.exists(file) and not yes:
         manner.ask(f"Replace {file}?")
+    care = lazy.sqlite_care  # before the bar: Ctrl-C while a module is loaded ends the process by the signal
     with manner.bar("copying") as progress:
-        size = lazy.sqlite_care.backup(place, file, progress)
+        size = care.backup(place, file, progress)
     document = {"store": place, "file": os.path.abspath(file), "bytes": size}
     manner.result(document, f"{place}: {words.size(size)} copied", out=file)
 
@@ -47,8 +48,9 @@ def vacuum(manner: Manner, /, store: str) -> None:
       graflow-ckpt checkpoints vacuum
     """
     place = _database(store)
+    care = lazy.sqlite_care  # as above
     with manner.bar("giving back") as progress:
-        done = lazy.sqlite_care.vacuum(place, progress)
+        done = care.vacuum(place, progress)
     said = f"{place}: {words.size(done.before)} before, {words.size(done.after)} now"
     manner.result({"store": place, "before": done.before, "after": done.after}, said)
 
@@ -75,8 +77,9 @@ def stats(manner: Manner, /, workflow: str | None, store: str) -> None:
       graflow-ckpt checkpoints stats
       graflow-ckpt checkpoints stats --workflow train --json | jq .ages
     """
+    display = lazy.display  # as above
     with manner.bar("looking"):
-        found = lazy.display.census_of(store, workflow)
+        found = display.census_of(store, workflow)
     if manner.json:
         manner.document(lazy.display.census_document(found))
     elif not found.total.checkpoints and not found.unreadable:

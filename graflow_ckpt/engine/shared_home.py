@@ -35,7 +35,7 @@ from graflow_ckpt.sessions.redis.facts import SharedFacts
 from graflow_ckpt.sessions.redis.names import check_names
 from graflow_ckpt.sessions.redis.ops import Cells
 from graflow_ckpt.sessions.redis.session import RedisSession
-from graflow_ckpt.sessions.redis.tables import read_paged, read_state, write_state
+from graflow_ckpt.sessions.redis.tables import read_paged, read_state, refused, write_state
 from graflow_ckpt.stores.around.keys import Keyring
 
 if TYPE_CHECKING:
@@ -134,8 +134,15 @@ class SharedHome(CheckpointPlace):
 
     def follow(self) -> SessionState:
         """Return the session as it is now, without values: `replace_finished` replaces this alone."""
-        self.seen = f"{self.facts.get('created')}|{self.facts.line()['sequence']}"
+        self.seen = self._moment()
         return read_state(self.facts.link, self.session, self.cells, values=False)
+
+    def is_as_seen(self) -> bool:
+        """Return True if nobody has changed it since `follow`."""
+        return self.seen == self._moment()
+
+    def _moment(self) -> str:
+        return f"{self.facts.get('created')}|{self.facts.line()['sequence']}"
 
     def _schedule_again(self, context: ExecutionContext) -> None:
         state, graph = context.state, context.graph
@@ -251,6 +258,8 @@ def replace_finished(
     try:
         kept = former.cut("end", None, portable=True)
     except (GraflowError, OSError) as error:
+        if not former.is_as_seen():  # another process was quicker, and has replaced what was to be kept
+            raise refused(home.session, b"changed") from error
         raise CheckpointError(
             f"Session {home.session} is not run again: {former.place} cannot keep its end: {error}",
             hint="Nothing was changed. Name a store that can be written here, or use another session id.",

@@ -184,6 +184,24 @@ def test_of_two_that_do_it_at_once_one_wins_and_the_other_is_told(client: redis.
     assert opened(client, on_finished="return").result() == 50
 
 
+def test_one_that_was_run_again_while_its_former_end_was_kept_is_said_to_be(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(client).execute()
+    late, quick = opened(client), opened(client)
+    cut = shared_home.SharedHome.cut
+
+    def overtaken(home: Any, cause: str, *args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(shared_home.SharedHome, "cut", cut)
+        quick.execute()
+        raise CheckpointError("Its program is not there any more.")
+
+    monkeypatch.setattr(shared_home.SharedHome, "cut", overtaken)
+
+    with pytest.raises(SessionExists, match="was run again or changed by another process"):
+        late.execute()
+
+
 def test_one_that_was_deleted_and_made_again_meanwhile_is_not_replaced(client: redis.Redis) -> None:
     opened(client).execute()
     late = opened(client)

@@ -269,10 +269,15 @@ def write_state(
     except KeyTaken as error:
         raise wrong_keys(link, state.session, listed) from error
     if reply[0] in _REFUSALS:
-        kind, why, hint = _REFUSALS[reply[0]]
-        ids = {"session": state.session, **({"owner": reply[1].decode()} if len(reply) > 1 else {})}
-        raise kind(why.format(**ids), hint=hint, **ids)
+        raise refused(state.session, *reply)
     return int(reply[1])
+
+
+def refused(session: str, why: bytes, *owner: bytes) -> SessionError:
+    """Return what to raise where the script has not replaced the tables."""
+    kind, words, hint = _REFUSALS[why]
+    ids = {"session": session, **({"owner": owner[0].decode()} if owner else {})}
+    return kind(words.format(**ids), hint=hint, **ids)
 
 
 _REFUSALS: dict[bytes, tuple[type[SessionError], str, str]] = {
@@ -290,7 +295,7 @@ _REFUSALS: dict[bytes, tuple[type[SessionError], str, str]] = {
         "Pause it and wait until its workers have left it, or fork it.",
     ),
 }  # fmt: skip
-"""What to raise where the script has not replaced the tables: the class, why, the remedy."""
+"""The class, why, the remedy."""
 
 
 def _stage(

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from graflow_ckpt.core.graph import TaskGraph
     from graflow_ckpt.core.policy import Budget, EveryN, EverySeconds, EveryTask, OnRequest, WhenIdle
     from graflow_ckpt.core.task import All, AtLeast, Backoff, BestEffort
+    from graflow_ckpt.engine.body.task_context import PendingCheckpoint, TaskExecutionContext
     from graflow_ckpt.engine.context import ExecutionContext
     from graflow_ckpt.engine.engine import WorkflowEngine
-    from graflow_ckpt.engine.task_context import PendingCheckpoint, TaskExecutionContext
     from graflow_ckpt.frontends.door import connect
     from graflow_ckpt.frontends.dsl import Workflow, task, workflow
     from graflow_ckpt.frontends.expressions import group
@@ -63,10 +63,10 @@ _HOMES = {
     "MemoryChannel": "sessions.views",
     "OfAll": "checkpoint.retention",
     "OnRequest": "core.policy",
-    "PendingCheckpoint": "engine.task_context",
+    "PendingCheckpoint": "engine.body.task_context",
     "RedisChannel": "sessions.views",
     "RedisTaskQueue": "sessions.views",
-    "TaskExecutionContext": "engine.task_context",
+    "TaskExecutionContext": "engine.body.task_context",
     "TaskGraph": "core.graph",
     "TaskSpec": "core.facts",
     "WhenIdle": "core.policy",

@@ -27,6 +27,7 @@ from graflow_ckpt.core.task import Task
 MOVED: Final[dict[str, str]] = {
     "graflow_ckpt.core.policy:Either": "graflow_ckpt.core.policy:EitherPolicy",
     "graflow_ckpt.core.values": "graflow_ckpt.core.facts",
+    "graflow_ckpt.engine.task_context": "graflow_ckpt.engine.body.task_context",
     "graflow_ckpt.interfaces.observers.opentelemetry": "graflow_ckpt.observers.opentelemetry",
     "graflow_ckpt.interfaces.observers.prometheus": "graflow_ckpt.observers.prometheus",
     "graflow_ckpt.stores.encrypted": "graflow_ckpt.stores.around.encoded",

@@ -108,6 +108,7 @@ def metadata_of(
         cwd=program.cwd,
         program=program.defined or None,
         transition=facts["transition"],
+        needs=["rounds"] if any("rounds" in spec for spec in facts["pending_tasks"]) else [],
         graph=program.facts.get("digest", ""),
         inputs=dict(program.inputs or {}),
         options=dict(program.options or {}),

@@ -3,8 +3,9 @@
     segment  frames; the first one's payload is the id of the key, a zero byte, and the number of the format
              (the id alone: format 1)
     frame    "GJ"  length:u32  crc32:u32  mac:16  payload          (little endian)
-             Format 3 is followed by a space, `aead:KEYID`, a space and a salt in hexadecimal: each payload is
-             encrypted (stores/around/encodings.py), and is in an array behind its sequence
+             Formats 3 and 5 are followed by a space, `aead:KEYID`, a space and a salt in hexadecimal: each
+             payload is encrypted (stores/around/encodings.py), and is in an array behind its sequence
+             4 and 5 are 2 and 3 with rounds of loops among the ops
     payload  msgpack [sequence, now, op, …]; a live cell is an extension
              type 1  its pickle
              type 2  index:u32 and the pickle of a list: that item of it        (from format 2 on)
@@ -31,10 +32,10 @@ from graflow_ckpt.core import errors
 from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.stores.around.encodings import AEAD, Records
 
-FORMAT = 2
+FORMAT = 4
 """The number of what is described here; a reader refuses one that it does not know by name."""
-_ENCRYPTED = 3
-_KNOWN = (b"1", b"2", b"3")
+_ENCRYPTED = 5
+_KNOWN = (b"1", b"2", b"3", b"4", b"5")
 
 MAGIC = b"GJ"
 _HEAD = struct.Struct("<2sII16s")
@@ -228,7 +229,7 @@ def _format(head: bytes) -> bytes:
 def _encrypted_with(head: bytes) -> tuple[str, bytes]:
     """Return the id of the key, and the salt; nothing, if the segment is not encrypted."""
     words = head.partition(b"\0")[2].split(b" ")
-    if len(words) != 3 or words[0] != b"%d" % _ENCRYPTED:
+    if len(words) != 3 or words[0] not in (b"3", b"5"):
         return "", b""
     return words[1].decode(errors="replace").partition(":")[2], words[2]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -30,7 +30,7 @@ COUNTS = range(2**63)
 
 Lines = tuple[Line, ...]
 
-NEEDS: frozenset[str] = frozenset({"rewinds", "zstd", "aead"})
+NEEDS: frozenset[str] = frozenset({"rewinds", "rounds", "zstd", "aead"})
 """What of a meta's `needs` this version knows: features without which a checkpoint would be misread."""
 
 UPGRADES: dict[str, tuple[str, Callable[[Document, Document], tuple[Document, Document]]]] = {}
@@ -205,6 +205,18 @@ def parse(path: str, raw: bytes, what: str) -> Document:
     if not isinstance(document, dict):
         raise CheckpointCorrupt(f"Checkpoint {path} is corrupted: {what} is no JSON object.", path=path)
     return document
+
+
+def at_round(rounds: Sequence[Document]) -> str:
+    """Return where the loops of a body are, for people."""
+    texts = []
+    for one in rounds:
+        of = "" if one["of"] is None else f" of {one['of']}"
+        if one.get("left") or one["next"] == one["of"]:
+            continue
+        name = one["name"].rpartition("/")[2]
+        texts.append(f"round {one['next']}{of}{' in ' + name if name else ''}")
+    return ", ".join(texts)
 
 
 def check_schema(path: str, version: object) -> None:

@@ -6,6 +6,7 @@ the pickle; the facts refer to them by number.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container
 from dataclasses import dataclass
 from operator import itemgetter
@@ -97,11 +98,18 @@ def _spec_facts(state: SessionState, spec: TaskSpec, data: list[Cell], begun: Co
     if spec.task_data is not None:
         facts["task_data"] = {"ref": len(data), **preview(spec.task_data)}
         data.append(spec.task_data)
+    if spec.key in state.rounds:
+        facts |= rounds_of(state, spec.key) | {"round_values": list(state.rounds[spec.key][1])}
     if spec.key in state.claimed:
         facts["claim"] = state.claimed[spec.key]
     elif where == "failed":
         facts["error"] = state.dead[spec.key]
     return facts
+
+
+def rounds_of(state: SessionState, key: int) -> Document:
+    """Return the facts of a spec's loops; nothing if it has none."""
+    return {"rounds": json.loads(state.rounds[key][0])} if key in state.rounds else {}
 
 
 def preview(cell: Cell) -> Document:
@@ -155,6 +163,9 @@ def _restore_spec(state: SessionState, facts: Document, data: list[Cell], order:
         spec = spec._replace(status="pending", task_data=own)
     key = spec.key
     state.keep(spec)
+    if "rounds" in facts:
+        where = json.dumps(facts["rounds"], separators=(",", ":"))
+        state.rounds[key] = where, tuple(facts["round_values"])
     if "claim" in facts:
         state.claimed[key] = facts["claim"]
     elif facts["status"] == "failed":

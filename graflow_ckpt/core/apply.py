@@ -15,12 +15,14 @@ from graflow_ckpt.core.errors import Fenced, WriteConflict
 from graflow_ckpt.core.facts import RESULT, Claim, Live, Op, TaskSpec, new
 from graflow_ckpt.core.state import Gate, SessionState
 
+_OF_A_CLAIM = ("end", "round")
+
 
 def apply(state: SessionState, ops: Sequence[Op], now: float) -> list[Claim]:
     """Carry out one transition; return the claims that it makes."""
     for op in ops:
         kind = op[0]
-        if kind == "end" and state.claimed.get(op[1]) != op[2]:
+        if kind in _OF_A_CLAIM and state.claimed.get(op[1]) != op[2]:
             raise Fenced("The attempt is over; what it did is not committed.", session=state.session)
         if kind == "put" and op[3] != -1:
             _check_base(state, op)
@@ -60,6 +62,8 @@ def _end(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
         spec = state.specs.pop(key)
         if spec.retry_count:
             state.not_retried(spec)
+        if state.rounds:
+            state.end_rounds(key)
         task = spec.task_id
         state.steps += 1
         if task in state.completed:
@@ -96,6 +100,20 @@ def _end(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
         elif how == "passed":
             state.passed[task] = state.steps
             state.skipped.pop(task, None)
+
+
+def _round(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
+    """Note where the loops of a body are. It has come further, so what has failed before does not count."""
+    key = op[1]
+    known = state.rounds[key][1] if key in state.rounds else ()
+    state.rounds[key] = op[3], (*known, *(name for name in op[4:] if name not in known))
+    spec = state.specs[key]
+    if spec.retry_count:
+        state.not_retried(spec)
+        if not any(state.specs[dead].task_id == spec.task_id for dead in state.dead):
+            state.errors.pop(spec.task_id, None)
+    if spec.retry_count or spec.crashes:
+        state.specs[key] = spec._replace(retry_count=0, crashes=0)
 
 
 def _put(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
@@ -183,7 +201,8 @@ def _claim(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None
             number = state.next_claim
             state.next_claim = number + 1
             state.claimed[key] = number
-            claims.append(new(Claim, (spec, number)))
+            rounds = state.rounds[key][0] if state.rounds and key in state.rounds else ""
+            claims.append(new(Claim, (spec, number, rounds)))
             limit -= 1
     if not state.claimed:
         state.settle()
@@ -312,6 +331,8 @@ def _absorb(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
 def _clear(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
     """Clear all that is scheduled; the caller starts elsewhere, also in a session that had ended."""
     state.status, state.reason = "running", ""
+    for key in [*state.rounds]:
+        state.end_rounds(key)
     for table in (state.specs, state.ready, state.delayed, state.claimed, state.dead, state.gates):
         table.clear()
     state.retried.clear()
@@ -319,6 +340,7 @@ def _clear(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None
 
 _APPLY: dict[str, Callable[[SessionState, Op, float, list[Claim]], Any]] = {
     "end": _end,
+    "round": _round,
     "put": _put,
     "append": _append,
     "enqueue": _enqueue,

@@ -9,6 +9,7 @@ cancelled  nothing of the body is committed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from graflow_ckpt.core.errors import GraphError
@@ -22,6 +23,7 @@ from graflow_ckpt.core.facts import (
     Done,
     Effects,
     Failed,
+    Left,
     Next,
     Op,
     Outcome,
@@ -40,7 +42,7 @@ ANSWERS: dict[str, str] = {"rerun": "direct", "skip": "left", "fail": "failed"}
 
 def decide(graph: TaskGraph, claim: Claim, outcome: Outcome, on_failure: str) -> list[Op]:
     """Return the ops of one transition."""
-    spec, number = claim
+    spec, number = claim[:2]
     route = graph.routes[spec.task_id]
     if isinstance(outcome, Done):
         effects = outcome.effects
@@ -56,12 +58,20 @@ def decide(graph: TaskGraph, claim: Claim, outcome: Outcome, on_failure: str) ->
         return ops
     if isinstance(outcome, Cancelled):
         return [("end", spec.key, number, "dropped"), ("status", "cancelled", outcome.reason)]
+    if isinstance(outcome, Left):  # its claim is released, and no transition ends it
+        raise TypeError(outcome)
     return _failed(graph, route, claim, outcome, on_failure)
+
+
+def round_of(graph: TaskGraph, claim: Claim, effects: Effects, where: str, names: Sequence[str]) -> list[Op]:
+    """Return the ops of a round that is over, of a body that goes on."""
+    ops: list[Op] = [("round", claim.spec.key, claim.number, where, *names), *effects.ops]
+    return [*ops, *_made(graph, effects), *_also(graph, effects)]
 
 
 def pass_on(graph: TaskGraph, claim: Claim) -> list[Op]:
     """Return the ops of a spec without a body: a group that is through, or a task that is not taken."""
-    spec, number = claim
+    spec, number = claim[:2]
     route = graph.routes[spec.task_id]
     if spec.execution_strategy == "skip":
         return [("end", spec.key, number, "skipped"), *graph.not_taken(route, _NOWHERE, True)[1]]
@@ -74,7 +84,7 @@ def pass_on(graph: TaskGraph, claim: Claim) -> list[Op]:
 
 def in_doubt(graph: TaskGraph, claim: Claim, choice: OnInterrupted) -> list[Op]:
     """Return the ops of a spec whose worker died while it ran, by what was chosen for that."""
-    spec, number = claim
+    spec, number = claim[:2]
     match choice:
         case "rerun":
             return [("answer", spec.key, "direct")]
@@ -95,7 +105,7 @@ def given_up(claim: Claim) -> list[Op]:
 
 
 def _failed(graph: TaskGraph, route: Route, claim: Claim, outcome: Failed, on_failure: str) -> list[Op]:
-    spec, number = claim
+    spec, number = claim[:2]
     if outcome.is_tried_again(spec):
         return [("end", spec.key, number, "retry", outcome.due, outcome.error)]
     if route.lenient or on_failure == "continue":
@@ -105,12 +115,7 @@ def _failed(graph: TaskGraph, route: Route, claim: Claim, outcome: Failed, on_fa
 
 
 def _onward(graph: TaskGraph, route: Route, effects: Effects) -> list[Op]:
-    ops: list[Op] = []
-    for spawned in effects.spawned:
-        ops.append(("task", spawned.task.name, spawned.record))
-        for name in spawned.before:
-            target = graph.routes[name]
-            ops.append(("expect", name, 1, target.indegree, target.need))
+    ops = _made(graph, effects)
     gotos = [item for item in effects.nexts if item.goto]
     if effects.again is not None:
         ops.append(_with_data(route.enqueue(), effects.again))
@@ -118,10 +123,22 @@ def _onward(graph: TaskGraph, route: Route, effects: Effects) -> list[Op]:
         ops += _goto(graph, route, gotos)
     else:
         ops += route.done
-    for item in effects.nexts:
-        if not item.goto or effects.again is not None:
-            ops.append(_with_data(graph.routes[item.task].enqueue(), item.data))
+    return ops + _also(graph, effects)
+
+
+def _made(graph: TaskGraph, effects: Effects) -> list[Op]:
+    ops: list[Op] = []
+    for spawned in effects.spawned:
+        ops.append(("task", spawned.task.name, spawned.record))
+        for name in spawned.before:
+            target = graph.routes[name]
+            ops.append(("expect", name, 1, target.indegree, target.need))
     return ops
+
+
+def _also(graph: TaskGraph, effects: Effects) -> list[Op]:
+    nexts = (item for item in effects.nexts if not item.goto or effects.again is not None)
+    return [_with_data(graph.routes[item.task].enqueue(), item.data) for item in nexts]
 
 
 def _with_data(op: Op, data: Cell | None) -> Op:

@@ -288,6 +288,10 @@ class ResultForgotten(TaskError):
     """A result is asked for that `context.forget` has deleted from the session. `.name` is its name."""
 
 
+class RoundsChanged(TaskError):
+    """A loop of `context.rounds` continues, and its items are not those that it was begun with."""
+
+
 class GroupFailed(TaskError):
     """Fewer members of a group succeeded than its policy needs."""
 

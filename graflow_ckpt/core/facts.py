@@ -10,6 +10,8 @@ it asks for. A `Transition` is a list of ops: flat tuples of strings, numbers an
     ("end", key, claim, "failed", error)                       kept aside for a resume
     ("end", key, claim, "lost", error)                         failed, and the session continues
     ("end", key, claim, "retry", due, error)                   the same spec once more
+    ("round", key, claim, where, names…)                       a round of its loops is over, which is no step;
+                                                               these values, too, end with it
     ("put", name, cell, base)                                  base < 0: whatever was there
     ("append", name, cell)                                     never conflicts
     ("enqueue", task, data, priority, retries, queue, how)     a new spec
@@ -120,6 +122,7 @@ class Claim(NamedTuple):
 
     spec: TaskSpec
     number: int
+    rounds: str = ""  # where its loops are, as the last committed round says: see engine/body/rounds.py
 
 
 class Request(NamedTuple):
@@ -190,4 +193,10 @@ class Cancelled(NamedTuple):
     reason: str
 
 
-Outcome = Done | Failed | Cancelled
+class Left(NamedTuple):
+    """The body has left its loop between two rounds: what it has committed stays, and it runs again."""
+
+    error: BaseException | None = None  # of the commit; None: it was told to stop
+
+
+Outcome = Done | Failed | Cancelled | Left

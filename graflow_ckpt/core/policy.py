@@ -6,7 +6,7 @@ values on loan allow it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from graflow_ckpt.core.arguments import kind, real, refused, whole
@@ -16,7 +16,7 @@ from graflow_ckpt.core.errors import GraphError
 class Since(NamedTuple):
     """The facts since the last cut."""
 
-    steps: int
+    steps: int  # completed tasks, and rounds of loops
     seconds: float
     idle: bool  # nothing is running now
     elapsed: float = 0.0  # seconds since the run began
@@ -24,6 +24,7 @@ class Since(NamedTuple):
     cost: float = 0.0  # what the next one will take, as far as that is known
     exposed: bool = True  # something that was committed is not durable
     first: bool = True  # it is a value that no checkpoint of this run holds yet
+    rounds: int = 0  # that many of the steps were rounds
 
 
 class Policy:
@@ -67,7 +68,7 @@ class OnRequest(Policy):
 
 @dataclass(frozen=True, slots=True)
 class EveryN(Policy):
-    """Every `steps` completed tasks."""
+    """Every `steps` completed tasks; rounds of a loop count, too."""
 
     steps: int
 
@@ -80,9 +81,19 @@ class EveryN(Policy):
         return since.steps >= self.steps
 
 
-def EveryTask() -> EveryN:
-    """Return the policy that cuts after every completed task."""
-    return EveryN(1)
+@dataclass(frozen=True, slots=True, eq=False)
+class EveryTask(EveryN):
+    """Every completed task, and no round."""
+
+    steps: int = field(default=1, repr=False)
+
+    def due(self, since: Since) -> bool:
+        return since.steps > since.rounds
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EveryN) and other.steps == 1  # which it was in versions before
+
+    __hash__ = EveryN.__hash__
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class SessionState:
         self.claimed: dict[int, int] = {}  # key -> number of the claim
         self.dead: dict[int, str] = {}  # key -> error; they run again on resume
         self.retried: dict[str, set[int]] = {}  # task -> keys of its specs that were retried
+        self.rounds: dict[int, tuple[str, tuple[str, ...]]] = {}  # key -> where its loops are, their values
         self.gates: dict[str, Gate] = {}
         self.completed: dict[str, int] = {}  # task -> step
         self.skipped: dict[str, int] = {}
@@ -143,9 +144,18 @@ class SessionState:
     def remove(self, key: int) -> TaskSpec:
         """Take a spec out of the session."""
         spec = self.specs.pop(key)
+        if self.rounds:
+            self.end_rounds(key)
         if spec.retry_count:
             self.not_retried(spec)
         return spec
+
+    def end_rounds(self, key: int) -> None:
+        """Forget the loops of a spec that does not run again, and what they have kept."""
+        _, names = self.rounds.pop(key, ("", ()))
+        for name in names:
+            self.values.pop(name, None)
+            self.appended.pop(name, None)
 
     def not_retried(self, spec: TaskSpec) -> None:
         """Remove it from the retries that count."""

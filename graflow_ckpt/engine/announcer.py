@@ -43,8 +43,8 @@ class Announcer:
         session = self._session
         if kind in ("session_started", "session_ended"):
             self.open = kind == "session_started"
-        event = Event(kind, session.id, session.clock(), session.steps, task, facts)
         if self._observers:
+            event = Event(kind, session.id, session.clock(), session.steps, task, facts)
             session.afterwards(partial(self._notify, event))
 
     def _notify(self, event: Event) -> None:

@@ -29,8 +29,10 @@ from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine import resuming
 from graflow_ckpt.engine.adopt import standing_at
-from graflow_ckpt.engine.attempt import digest_of, from_cells
-from graflow_ckpt.engine.cuts import Cutter, capture_random
+from graflow_ckpt.engine.body.attempt import digest_of
+from graflow_ckpt.engine.body.live import from_cells
+from graflow_ckpt.engine.body.random_state import capture_random
+from graflow_ckpt.engine.cuts import Cutter
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.resuming import Basis, Written
 from graflow_ckpt.engine.settings import Settings

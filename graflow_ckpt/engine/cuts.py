@@ -13,11 +13,9 @@ the session.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from struct import pack, unpack
 from time import monotonic
 from typing import Any
 
@@ -27,14 +25,14 @@ from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.record import Bundles, Unrecordable, plain, record, too_large
 from graflow_ckpt.checkpoint.retention import BUDGET
 from graflow_ckpt.checkpoint.snapshot import capture
-from graflow_ckpt.checkpoint.values.codec import decode, encode
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, NoJournal, ServerError
 from graflow_ckpt.core.facts import RESULT, Claim, Done, Failed, Op, Outcome, Request
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Budget, Since
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine.attempt import Attempt
+from graflow_ckpt.engine.body.attempt import Attempt
+from graflow_ckpt.engine.body.random_state import capture_random, remember_random, restore_random
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
@@ -110,7 +108,7 @@ class Cutter:
         if not self.recorder.records:
             return
         self.recorder.note_attempt(attempt)
-        if self.settings.rng and ops[0][0] != "claim":
+        if self.settings.rng and ops[0][0] not in ("claim", "round"):  # a loop keeps its own
             state = capture_random()
             if state != self.session.state.rng:  # which a commit that is refused has not changed
                 ops.append(("rng", state))
@@ -122,6 +120,15 @@ class Cutter:
                 self._requests.append(outcome.effects.request)
             if self._auto and not self.recorder.records:
                 self.recorder.open_gap(next(reversed(self.session.state.completed), "") + RESULT)
+        return self.poll(idle)
+
+    def after_round(self, request: Request | None, idle: bool) -> bool:
+        """Cut after the commit of a round, as after that of a task."""
+        self._exposure.round()
+        if request is not None:
+            self._requests.append(request)
+        if self._auto and not self.recorder.records:
+            self.recorder.open_gap("")
         return self.poll(idle)
 
     def poll(self, idle: bool) -> bool:
@@ -381,10 +388,14 @@ class Exposure:
         self._opener = ""  # the value that has opened the gap
         self._saved: set[str] = set()
         self._records = self._bytes = 0
+        self._rounds = 0
         self._held: float | None = None  # since when a checkpoint waits
 
     def open(self, name: str, *, must: bool) -> None:
         self.gap, self.must, self._opener = True, must, name
+
+    def round(self) -> None:
+        self._rounds += 1
 
     def recorded(self, size: int) -> None:
         self._records += 1
@@ -399,7 +410,7 @@ class Exposure:
 
     def failed(self, seconds: float, steps: int, *, counts: bool) -> None:
         """Note that a checkpoint could not be saved: the next one has its time, too."""
-        self._cut_steps, self._cut_time = steps, monotonic()
+        self._cut_steps, self._cut_time, self._rounds = steps, monotonic(), 0
         self._cost, self._held = seconds, None
         self._spent += seconds if counts else 0.0
 
@@ -432,72 +443,10 @@ class Exposure:
 
     def since(self, steps: int, idle: bool = False) -> Since:
         """Return what there is to know for a policy, of a session with so many steps."""
-        now, more = monotonic(), steps - self._cut_steps
+        now, rounds = monotonic(), self._rounds
+        more = steps - self._cut_steps + rounds
         first = not self._saved or self._opener not in self._saved
         return Since(
-            more, now - self._cut_time, idle, now - self._began, self._spent, self._cost, more > 0, first
-        )
-
-
-# --- random state --------------------------------------------------------------------------
-
-# That of `random`, numpy's legacy generator and torch's, whichever are loaded, is part of a session unless
-# `rng=False`. Generators that a program makes itself (such as `numpy.random.default_rng`) are values: they
-# belong into the channel.
-
-
-def capture_random() -> bytes:
-    """Return the state of every generator that is loaded, as one plain cell."""
-    states: dict[str, object] = {}
-    random = sys.modules.get("random")
-    if random is not None:
-        version, internal, gauss = random.getstate()
-        # as bytes: with a journal it is looked at after every task, and 625 integers take three times as long
-        states["random"] = [version, pack(f"<{len(internal)}I", *internal), gauss]
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-        name, keys, position, has_gauss, gauss = numpy.get_state()
-        states["numpy"] = [name, keys.tobytes(), int(position), int(has_gauss), float(gauss)]
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        states["torch"] = torch.get_rng_state().numpy().tobytes()
-    return encode(states)
-
-
-def remember_random() -> Callable[[], None]:
-    """Take the states as they are, which costs less than a cell; the result puts them back."""
-    undo: list[Callable[[], None]] = []
-    random = sys.modules.get("random")
-    if random is not None:
-        undo.append(partial(random.setstate, random.getstate()))
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-        undo.append(partial(numpy.set_state, numpy.get_state()))
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        undo.append(partial(torch.set_rng_state, torch.get_rng_state()))
-
-    def put_back() -> None:
-        for one in undo:
-            one()
-
-    return put_back
-
-
-def restore_random(cell: bytes) -> None:
-    """Put the generators back; a library that was loaded then is loaded now."""
-    states = decode(cell)
-    if "random" in states:
-        import random
-
-        version, internal, gauss = states["random"]
-        random.setstate((version, unpack(f"<{len(internal) // 4}I", internal), gauss))
-    if "numpy" in states:
-        import numpy
-
-        name, keys, position, has_gauss, gauss = states["numpy"]
-        numpy.random.set_state((name, numpy.frombuffer(keys, numpy.uint32), position, has_gauss, gauss))
-    if "torch" in states:
-        import torch  # type: ignore[import-not-found]
-
-        torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
+            more, now - self._cut_time, idle, now - self._began, self._spent, self._cost, more > 0, first,
+            rounds,
+        )  # fmt: skip

@@ -27,17 +27,19 @@ from graflow_ckpt.core.facts import Op, execution_of
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine import notices, resuming
 from graflow_ckpt.engine.announcer import Announcer
-from graflow_ckpt.engine.bind import Binding, check_answers, check_graph, wants_home
-from graflow_ckpt.engine.cuts import Cutter, restore_random
+from graflow_ckpt.engine.body.bind import Binding, check_answers, check_graph, wants_home
+from graflow_ckpt.engine.body.live import GoBack
+from graflow_ckpt.engine.body.random_state import restore_random
+from graflow_ckpt.engine.cuts import Cutter
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.invoke import Bodies, Invoker, Lapsed
-from graflow_ckpt.engine.run import GoBack, Inbox, Run, RunHost
+from graflow_ckpt.engine.run import Inbox, Run, RunHost
 from graflow_ckpt.engine.signals import Stop, handled
 
 if TYPE_CHECKING:
     from graflow_ckpt.checkpoint.program.plan import Plan
+    from graflow_ckpt.engine.body.coroutines import Loop
     from graflow_ckpt.engine.context import ExecutionContext
-    from graflow_ckpt.engine.coroutines import Loop
 
 log = logging.getLogger("graflow_ckpt.engine")
 
@@ -59,7 +61,7 @@ class WorkflowEngine:
         """
         import asyncio
 
-        from graflow_ckpt.engine.coroutines import Loop, on_a_thread
+        from graflow_ckpt.engine.body.coroutines import Loop, on_a_thread
 
         loop = Loop(asyncio.get_running_loop())
         execution = (context.executed_by or OwnExecution)(context, loop)
@@ -368,7 +370,7 @@ class OwnExecution(Execution):
         return RunHost(
             self.graph, session, self.home, announcer, inbox, context=self.context,
             execution=execution_of(session.id, self.context.state.run),
-            keeps=self.settings.durability != "none",
+            keeps=self.settings.durability != "none", random=self.settings.rng,
         )  # fmt: skip
 
     def _begin(self, cutter: Cutter, ops: list[Op], undriven: list[tuple[int, float, list[Op]]]) -> None:
@@ -410,8 +412,7 @@ class OwnExecution(Execution):
     def _go_back(self, back: GoBack) -> None:
         """Reset the whole session to its cut: a failed attempt left a live value changed."""
         task = back.claim.spec.task_id
-        lapsed = self._lapsed.attempts if back.outcome.retry else self._lapsed.races
-        lapsed[task, back.claim.spec.cycle] += 1
+        self._lapsed.count(back.claim, raised=back.outcome.retry)
         context, limit = self.context, self.context.max_steps
         found = resuming.go_back(context, back.names[0], task, back.outcome.exception)
         context.state.limit_to(limit)

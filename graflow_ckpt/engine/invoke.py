@@ -34,18 +34,21 @@ from graflow_ckpt.checkpoint.values.pickles import check_picklable, live_bytes, 
 from graflow_ckpt.core import errors
 from graflow_ckpt.core.decide import given_up, in_doubt, pass_on
 from graflow_ckpt.core.facts import RESULT, Cancelled, Cell, Claim, Done, Failed, Op, Outcome, TaskSpec, new
-from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.graph import Route, TaskGraph
 from graflow_ckpt.core.state import NONE, SessionState
 from graflow_ckpt.core.task import Group, OnInterrupted, Task
 from graflow_ckpt.engine.announcer import Account
-from graflow_ckpt.engine.attempt import Attempt, checking
-from graflow_ckpt.engine.bind import MISSING, SPREAD, Binding, bind, fill, is_coroutine
+from graflow_ckpt.engine.body.attempt import Attempt
+from graflow_ckpt.engine.body.bind import MISSING, SPREAD, Binding, bind, fill, is_coroutine
+from graflow_ckpt.engine.body.live import checking
+from graflow_ckpt.engine.body.random_state import look
+from graflow_ckpt.engine.body.rounds import LeaveRounds, place_of
+from graflow_ckpt.engine.body.task_context import Host, TaskExecutionContext
 from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.engine.task_context import Host, TaskExecutionContext
 from graflow_ckpt.sessions.protocol import Session
 
 if TYPE_CHECKING:
-    from graflow_ckpt.engine.coroutines import Loop
+    from graflow_ckpt.engine.body.coroutines import Loop
 
 
 class Running:
@@ -60,6 +63,26 @@ class Running:
         self.kill: Callable[[], None] | None = None  # ends the code, where that can be done
         self.killed = False
         self.posted = False  # the body has ended, and its outcome is on its way
+
+    def prolong(self, route: Route) -> float:
+        """Begin the time of a round: each has that of an attempt. Return when it is over."""
+        assert route.options.timeout is not None
+        self.deadline = monotonic() + route.options.timeout
+        return self.deadline
+
+    def is_between_rounds(self) -> bool:
+        """Return True if it waits for the commit of a round, or has begun another one since."""
+        waits = self.attempt is not None and self.attempt.waiting is not None
+        return waits or (self.deadline is not None and self.deadline > monotonic())
+
+    def has_loans(self) -> bool:
+        live = None if self.attempt is None else self.attempt.live
+        return live is not None and bool(live.on_loan())
+
+    def is_in_rounds(self) -> bool:
+        """Return True if it comes to the end of a round, where what it has on loan counts as returned."""
+        loops = None if self.attempt is None else self.attempt.loops
+        return loops is not None and bool(loops.open)
 
     def ends_by(self, kill: Callable[[], None]) -> None:
         self.kill = kill
@@ -93,6 +116,24 @@ class Lapsed:
     def __init__(self) -> None:
         self.attempts: Counter[tuple[str, int]] = Counter()  # that failed
         self.races: Counter[tuple[str, int]] = Counter()  # that were lost
+        self._places: dict[tuple[str, int], list[int]] = {}  # where loops were then
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def count(self, claim: Claim, *, raised: bool) -> None:
+        """Count an attempt after which the session goes back."""
+        at = claim.spec.task_id, claim.spec.cycle
+        (self.attempts if raised else self.races)[at] += 1
+        self._places[at] = place_of(claim.rounds)
+
+    def came_to(self, spec: TaskSpec, where: str) -> None:
+        """Forget what was counted of a body that has come further than it was then."""
+        at = spec.task_id, spec.cycle
+        if at in self._places and place_of(where) > self._places[at]:
+            del self._places[at]
+            self.attempts.pop(at, None)
+            self.races.pop(at, None)
 
     def attempts_of(self, spec: TaskSpec) -> int:
         return self.attempts[spec.task_id, spec.cycle]
@@ -116,7 +157,7 @@ class Bodies:
         bindings: dict[str, Binding], *, lapsed: Lapsed | None = None,
     ) -> None:  # fmt: skip
         self.graph, self.session, self.settings, self.host = graph, session, settings, host
-        self.lapsed = lapsed or Lapsed()
+        self.lapsed = Lapsed() if lapsed is None else lapsed
         self._bindings = bindings
         self._check = settings.durability != "none"
         self._watch, self._traced = checking(), session.traced
@@ -176,7 +217,8 @@ class Bodies:
         arguments = fill(binding, claim.spec.task_id, data, read, own, given)
         if binding.context is not None:
             lapsed = self.lapsed.attempts_of(claim.spec) if self.lapsed.attempts else 0
-            arguments[binding.context] = TaskExecutionContext(attempt, self.host, lapsed)
+            began = look() if self.host.keeps_random and binding.has_loops() else None
+            arguments[binding.context] = TaskExecutionContext(attempt, self.host, lapsed, began=began)
         return arguments
 
     def ended(self, claim: Claim, attempt: Attempt, result: Any, error: BaseException | None) -> Outcome:
@@ -212,10 +254,12 @@ class Bodies:
                 return NOTHING if result is None else Done(self._result(claim, result))
             result = binding.func(**self.arguments(claim, attempt, binding))
             return self._done(claim, attempt, result)
-        except Exception as error:  # noqa: BLE001  a body
+        except (Exception, LeaveRounds) as error:  # noqa: BLE001  a body
             return self.raised(claim, attempt, error)
 
     def _done(self, claim: Claim, attempt: Attempt, result: Any) -> Outcome:
+        if isinstance(attempt.over, LeaveRounds):
+            return attempt.over.left
         if attempt.over is not None and isinstance(attempt.over, errors.WorkflowCancelled):
             return Cancelled(attempt.over.message)  # a body that swallowed it
         changed = attempt.watch and attempt.watch.check()
@@ -226,10 +270,15 @@ class Bodies:
 
     def raised(self, claim: Claim, attempt: Attempt | None, error: BaseException) -> Outcome:
         """Return the outcome of what a body, or the middleware around it, has raised."""
-        if attempt is not None and isinstance(attempt.over, errors.WorkflowCancelled):
-            return Cancelled(attempt.over.message)
+        over = None if attempt is None else attempt.over
+        if isinstance(over, LeaveRounds):
+            return over.left
+        if isinstance(over, errors.WorkflowCancelled):
+            return Cancelled(over.message)
+        if isinstance(error, LeaveRounds):  # fenced, or too late
+            error = over or error
         changed = attempt and attempt.watch and attempt.watch.check(error)
-        return self.failed(claim, changed or error)
+        return self.failed(claim, changed or error, attempt)
 
     def _result(self, claim: Claim, result: Any) -> Cell:
         cell = to_cell(result)
@@ -237,9 +286,9 @@ class Bodies:
             check_picklable(result, claim.spec.task_id + RESULT)
         return cell
 
-    def failed(self, claim: Claim, error: BaseException) -> Failed:
+    def failed(self, claim: Claim, error: BaseException, attempt: Attempt | None = None) -> Failed:
         """Return the outcome of an exception, with the time at which a retry may start."""
-        spec = claim.spec
+        spec = claim.spec if attempt is None else attempt.claim.spec
         due, retries = 0.0, spec.retry_count + self.lapsed.attempts_of(spec)
         again = retries < spec.max_retries and not isinstance(error, errors.ReadOnlyChanged)
         if again:
@@ -324,7 +373,7 @@ class Invoker:
         claim, attempt = running.claim, running.attempt
         assert attempt is not None
         if self._loop is None:
-            from graflow_ckpt.engine.coroutines import Loop
+            from graflow_ckpt.engine.body.coroutines import Loop
 
             self._loop = Loop()
         loop = self._loop

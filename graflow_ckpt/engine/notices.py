@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from graflow_ckpt.checkpoint.care.inventory import seconds
-from graflow_ckpt.checkpoint.model import Document
+from graflow_ckpt.checkpoint.model import Document, at_round
+from graflow_ckpt.checkpoint.snapshot import rounds_of
 from graflow_ckpt.core.state import SessionState
 
 if TYPE_CHECKING:
@@ -45,7 +46,12 @@ def continuing_line(context: ExecutionContext, state: SessionState) -> str:
         failed = sorted({state.specs[key].task_id for key in state.dead})
         why = " ".join(next(iter(state.dead.values())).split())
         verb = f"failed in {some(failed)} ({why[:120]}) and {verb}"
-    return f"session {context.session_id} {verb}: {tasks}{_saved(context)}"
+    return f"session {context.session_id} {verb}{_rounds(state)}: {tasks}{_saved(context)}"
+
+
+def _rounds(state: SessionState) -> str:
+    places = {state.specs[key].task_id: at_round(rounds_of(state, key)["rounds"]) for key in state.rounds}
+    return "".join(f", {task} at {at}" for task, at in places.items() if at)
 
 
 def _saved(context: ExecutionContext) -> str:

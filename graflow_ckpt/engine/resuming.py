@@ -25,7 +25,7 @@ from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.program import program
 from graflow_ckpt.checkpoint.program.plan import Plan, make_plan
 from graflow_ckpt.checkpoint.program.program import CurrentTask, Program, saved_tasks, unpack_task
-from graflow_ckpt.checkpoint.snapshot import restore
+from graflow_ckpt.checkpoint.snapshot import restore, rounds_of
 from graflow_ckpt.core import errors
 from graflow_ckpt.core.events import Kind
 from graflow_ckpt.core.facts import JUMP, Op
@@ -206,7 +206,9 @@ def go_back(context: ExecutionContext, name: str, task: str, error: BaseExceptio
         raise errors.ValueTorn(
             f"{f'Task {task!r}' if task else 'A task'} failed or was interrupted after it may have changed "
             f"{name!r} in place, and there is no checkpoint to go back to.",
-            hint="Cut before it (context.checkpoint(), a policy), or get the value with readonly=True.",
+            hint="Give the session an id: what rounds keep is saved then."
+            if "__rounds__" in name
+            else "Cut before it (context.checkpoint(), a policy), or get the value with readonly=True.",
             task=task,
             name=name,
         ) from error
@@ -264,7 +266,7 @@ def plan_for(context: ExecutionContext, *, noted: bool = False) -> Plan:
     graph, changed, known = context.graph, context.settings.changed, context.home.program
     if noted and known.is_unchanged(graph, facts["graph"]):
         saved = saved_tasks(facts, noted=True)
-        same = [CurrentTask(t.name, *t[2:]) for t in saved if t.name in graph.nodes]
+        same = [CurrentTask(t.name, *t.of_the_program()) for t in saved if t.name in graph.nodes]
         return make_plan(saved, same, changed)
     return make_plan(saved_tasks(facts), known.tasks_of(graph), changed)
 
@@ -276,7 +278,8 @@ def facts_of(facts: Document, state: SessionState, running: Collection[int]) -> 
         **facts, "completed_tasks": list(state.completed), "skipped": dict(state.skipped),
         "made": list(state.tasks), "passed": list(state.passed), "gates": list(state.gates),
         "pending_tasks": [
-            {"task_id": s.task_id, "status": where.get(s.key, "pending")} for s in state.pending()
+            {"task_id": s.task_id, "status": where.get(s.key, "pending"), **rounds_of(state, s.key)}
+            for s in state.pending()
         ],
     }  # fmt: skip
 

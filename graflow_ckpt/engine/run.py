@@ -15,6 +15,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 from queue import Empty, SimpleQueue
+from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,21 +24,22 @@ from graflow_ckpt.checkpoint.program.program import pack_task
 from graflow_ckpt.core.decide import decide
 from graflow_ckpt.core.errors import (
     GraphError,
-    ReadOnlyChanged,
     TooLarge,
-    ValueTorn,
     WorkerDied,
     WriteConflict,
 )
-from graflow_ckpt.core.facts import Cell, Claim, Done, Failed, Live, Op, Outcome, Spawned
+from graflow_ckpt.core.facts import Cell, Claim, Done, Failed, Left, Live, Op, Outcome, Request, Spawned
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.announcer import Announcer
-from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.bind import Binding
+from graflow_ckpt.engine.between import Between, resume
+from graflow_ckpt.engine.body.attempt import Attempt
+from graflow_ckpt.engine.body.bind import Binding
+from graflow_ckpt.engine.body.live import GoBack, TornValues
+from graflow_ckpt.engine.body.rounds import Answer, RoundEnd
+from graflow_ckpt.engine.body.task_context import PendingCheckpoint, made_differently, same_task
 from graflow_ckpt.engine.invoke import Invoker, Running, refused, without_body
-from graflow_ckpt.engine.settings import OnFailure, Slots
-from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
+from graflow_ckpt.engine.settings import Slots
 from graflow_ckpt.sessions.protocol import Session
 from graflow_ckpt.stores.places import path_at
 
@@ -71,7 +73,7 @@ class Deadlines:
 TICK = 0.5
 """Seconds between looks at signals: one that comes right before a wait does not end it."""
 
-Message = tuple[Running, Outcome | BaseException]
+Message = tuple[Running, Outcome | BaseException] | RoundEnd
 
 
 class Inbox:
@@ -79,12 +81,25 @@ class Inbox:
 
     def __init__(self) -> None:
         self.stopping = False  # nothing more is to be started
+        self._here: tuple[int, Callable[[RoundEnd], None] | None] = (0, None)
         self._messages: SimpleQueue[Message | BaseException | None] = SimpleQueue()
 
-    def post(self, message: Message) -> None:
+    def post(self, message: tuple[Running, Outcome | BaseException]) -> None:
         """Post that a body has ended."""
         message[0].has_posted()  # it was in time, however long the message lies here
         self._messages.put(message)
+
+    def emptied_here(self, commit: Callable[[RoundEnd], None]) -> None:
+        """Note that this thread is the run's, and how it commits a round of a body that it runs itself."""
+        self._here = get_ident(), commit
+
+    def commit(self, end: RoundEnd) -> None:
+        """Have a round committed: here, or by the run, for whose answer the body waits."""
+        thread, commit = self._here
+        if commit is not None and thread == get_ident():
+            commit(end)
+        else:
+            self._messages.put(end)
 
     def knock(self) -> None:
         """Wake the run, so that it looks at its session again."""
@@ -130,48 +145,9 @@ class Cuts(Protocol):
     def before_commit(self, ops: list[Op], attempt: Attempt | None = None) -> None: ...
     def timer(self) -> float | None: ...
 
-
-class GoBack(Exception):
-    """The session has to go back to its newest cut: a failed attempt changed a live value."""
-
-    def __init__(self, claim: Claim, outcome: Failed, names: list[str]) -> None:
-        super().__init__(names)
-        self.claim = claim
-        self.outcome = outcome
-        self.names = names
-
-
-class TornValues:
-    """The live values that failed attempts may have left changed: docs/guarantees.md, loans."""
-
-    def __init__(self, graph: TaskGraph, session: Session, on_failure: OnFailure) -> None:
-        self._graph, self._session, self._on_failure = graph, session, on_failure
-
-    def note(self, attempt: Attempt | None) -> list[str]:
-        """Note those of an attempt that has failed, or is over; return their names."""
-        if attempt is None or attempt.live is None:
-            return []
-        names = attempt.live.torn() if attempt.over is None else attempt.live.leave(self._session)
-        self._session.tear(names)  # before they are given back: no checkpoint may come in between
-        return names
-
-    def check(self, claim: Claim, names: list[str], outcome: Failed) -> None:
-        """Raise what such values of a failed attempt lead to: the session goes back, or it ends."""
-        if isinstance(outcome.exception, ReadOnlyChanged):
-            names.append(outcome.exception.ids["name"])
-            self._session.tear(names[-1:])
-        if not names:
-            return
-        route = self._graph.routes[claim.spec.task_id]
-        if outcome.is_tried_again(claim.spec):
-            raise GoBack(claim, outcome, names)
-        if route.lenient or self._on_failure == "continue":
-            raise ValueTorn(
-                f"Task {claim.spec.task_id!r} failed after it may have changed {names[0]!r} in place.",
-                hint="The last checkpoint stands; resume goes on from it.",
-                task=claim.spec.task_id,
-                name=names[0],
-            ) from outcome.exception
+    def after_round(self, request: Request | None, idle: bool) -> bool:
+        """Cut after the commit of a round if that is due; return the same."""
+        ...
 
 
 CONFLICT_BUDGET = 20
@@ -254,6 +230,7 @@ class Run:
         self._free = FreeSlots(Slots(slots, slots, slots) if slots else self.settings.slots, invoker)
         self._torn = TornValues(self.graph, self.session, self.settings.on_failure)
         self._running = invoker.running
+        self._between = Between(self.graph, self.session, invoker, inbox, cuts)
         self._holds = False  # nothing is claimed: a cut is due, and something is on loan
         self._deadlines = Deadlines()
         self._watched = bool(self.settings.observers)
@@ -262,12 +239,14 @@ class Run:
 
     def drive(self) -> None:
         """Run until the session has ended, stopped, or was told to stop."""
+        self.inbox.emptied_here(self._round_here)
         try:
             claims = self._claim()
             while True:
                 if claims and self.inbox.stopping:
                     claims = self._hand_back(claims)
-                if claims and not self._running and (binding := self._alone(claims)) is not None:
+                alone = len(claims) == 1 and not self._running and self.session.due() is None
+                if alone and (binding := self.invoker.inline(claims[0])) is not None:
                     claims = self._step(claims[0], binding)
                     continue
                 for claim in claims:
@@ -281,8 +260,9 @@ class Run:
                     claims = self._wait()
                 elif self.inbox.stopping or self.session.over:
                     return
-                else:
-                    claims = self._idle()
+                else:  # something will be due
+                    self._holds = self._holds and self.cuts.poll(idle=True)
+                    claims = self._wait() if self.session.due() is not None else self._claim()
         finally:
             self.invoker.close()
 
@@ -290,12 +270,6 @@ class Run:
         """Release what was claimed and not started: it is not in doubt."""
         ops = [("release", claim.spec.key, claim.spec.crashes) for claim in reversed(claims)]
         return self._commit([*ops, ("claim", 0)])
-
-    def _alone(self, claims: list[Claim]) -> Binding | None:
-        """Return the binding of the only claim, if its body may run in this thread."""
-        if len(claims) > 1 or self.session.due() is not None:
-            return None
-        return self.invoker.inline(claims[0])
 
     def _step(self, claim: Claim, binding: Binding) -> list[Claim]:
         """Claim in, next claims out, all in this thread: the hot path."""
@@ -305,7 +279,7 @@ class Run:
             self.announcer.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
         self.cuts.starts(claim.number, alone=True)
         attempt, outcome = self.invoker.call(claim, binding)
-        return self._finish(claim, attempt, outcome)
+        return self._finish(claim if attempt is None else attempt.claim, attempt, outcome)
 
     def _start(self, claim: Claim) -> None:
         refusal = refused(self.graph, claim)
@@ -322,7 +296,11 @@ class Run:
             self._deadlines.add(running.deadline, claim.number)
 
     def _wait(self) -> list[Claim]:
-        """Wait for one message: an outcome, a signal, or a deadline that has passed."""
+        """Wait for one message: an outcome, a round, a signal, or a deadline that has passed."""
+        for number in self._between.wake(self._holds):
+            running = self._running.get(number)
+            if running is not None and running.deadline is not None:
+                self._deadlines.add(running.prolong(self.graph.routes[running.claim.spec.task_id]), number)
         if self._deadlines.passed():  # also while others keep the inbox full
             return self._overdue()
         try:
@@ -331,24 +309,21 @@ class Run:
             return self._overdue()
         if message is None:
             return self._claim()
+        if isinstance(message, RoundEnd):
+            return self._round_elsewhere(message)
         running, outcome = message
         if self._free.leave(running.claim.number) is None:
             if not running.killed:
                 self.announcer.late(running.claim.spec.task_id)
             return self._claim()
         if isinstance(outcome, Done | Failed) or not isinstance(outcome, BaseException):
-            return self._finish(running.claim, running.attempt, outcome)
+            claim = running.claim if running.attempt is None else running.attempt.claim
+            return self._finish(claim, running.attempt, outcome)
         raise outcome  # KeyboardInterrupt, SystemExit and their like leave the run as they are
-
-    def _idle(self) -> list[Claim]:
-        """Wait while nothing runs, but something will be due."""
-        if self._holds:
-            self._holds = self.cuts.poll(idle=True)
-        return self._wait() if self.session.due() is not None else self._claim()
 
     def _patience(self) -> float:
         """Return the seconds until the run has to look at the clock."""
-        times = [self._deadlines.left(), self.cuts.timer()]
+        times = [self._deadlines.left(), self.cuts.timer(), self._between.left()]
         due = self.session.due()
         if due is not None and self._may_claim():
             times.append(due - self.session.clock())
@@ -358,7 +333,9 @@ class Run:
         while self._deadlines.passed():
             running = self._running.get(self._deadlines.pop())
             if running is not None and not running.posted:  # one at a time, so that its slot counts once
-                claim = running.claim
+                if running.is_between_rounds():
+                    continue  # it came to the end of one in time; with its answer another time begins
+                claim = running.claim if running.attempt is None else running.attempt.claim
                 self._free.leave(claim.number)
                 error = running.time_out(self.graph.routes[claim.spec.task_id].options.timeout)
                 self.left_behind |= not running.killed
@@ -370,9 +347,12 @@ class Run:
 
     def _finish(self, claim: Claim, attempt: Attempt | None, outcome: Outcome) -> list[Claim]:
         """Decide and commit; the next claims ride in the same transition."""
-        died = type(outcome) is Failed and isinstance(outcome.exception, WorkerDied)
-        if died and claim.spec.crashes + 1 < CRASH_BUDGET:
-            return self._crashed(claim, outcome)
+        if isinstance(outcome, Left):
+            return self._left(claim, attempt, outcome.error)
+        crashes = claim.spec.crashes + 1
+        if type(outcome) is Failed and isinstance(outcome.exception, WorkerDied) and crashes < CRASH_BUDGET:
+            log.warning("%s It runs again.", outcome.error, extra={"task": claim.spec.task_id})
+            return self._again(claim, crashes)  # no failure yet: crashes have a budget of their own
         conflict: WriteConflict | TooLarge | GraphError | None = None
         made: Sequence[Spawned] = ()
         undo: Sequence[Callable[[], None]] = ()
@@ -413,6 +393,46 @@ class Run:
             self.announcer.ended(claim, outcome)
         held, self._holds = self._holds, self.cuts.after(outcome, not self._running)
         return self._going_on(claims, held)
+
+    # --- rounds: see rounds.py ---------------------------------------------------------
+
+    def _round_here(self, end: RoundEnd) -> None:
+        """Commit a round of the body that runs in this thread."""
+        try:
+            _, answer = self._between.commit(end, 0, self._commit)
+            if answer.version:
+                self._holds = self._between.cut(end)
+        except BaseException as error:  # noqa: BLE001  raised again once the body is left
+            answer = Answer(leave=Left(error))
+        resume(end, answer)
+
+    def _round_elsewhere(self, end: RoundEnd) -> list[Claim]:
+        """Commit a round of a body that waits for it."""
+        number = end.attempt.claim.number
+        running = self._running.get(number)
+        if running is None:  # the attempt is over, and has been told so
+            return self._claim()
+        try:
+            claims, answer = self._between.commit(end, self._unused(), self._commit)
+            held = self._holds
+            if answer.version:
+                self._holds = self._between.cut(end)
+        except BaseException as error:
+            resume(end, Answer(leave=Left(error)))
+            raise
+        self._between.rest(end, answer)
+        return self._going_on(claims, held)
+
+    def _left(self, claim: Claim, attempt: Attempt | None, error: BaseException | None) -> list[Claim]:
+        """Release the claim of a body that has left its loops between two rounds."""
+        names = self._torn.note(attempt)
+        if attempt is not None and attempt.live is not None:
+            attempt.live.give_back()
+        if isinstance(error, WriteConflict):
+            return self._conflict(claim, error, names)
+        if error is not None:
+            raise error
+        return self._again(claim, claim.spec.crashes)
 
     def _going_on(self, claims: list[Claim], held: bool) -> list[Claim]:
         """Return what is started now: nothing while a cut is due, what was held back once it is taken."""
@@ -475,12 +495,6 @@ class Run:
         log.info("%s; task %s runs again", conflict.message, spec.task_id)
         return self._again(claim, spec.crashes)
 
-    def _crashed(self, claim: Claim, outcome: Outcome) -> list[Claim]:
-        """Run a body again that took its process down: that is no failure yet, it has a budget of its own."""
-        error = outcome.error if isinstance(outcome, Failed) else ""
-        log.warning("%s It runs again.", error, extra={"task": claim.spec.task_id})
-        return self._again(claim, claim.spec.crashes + 1)
-
     def _again(self, claim: Claim, crashes: int) -> list[Claim]:
         """Run the same spec once more, before all others of its priority."""
         claims = self._commit([("release", claim.spec.key, crashes), ("claim", self._unused())])
@@ -494,6 +508,7 @@ class RunHost:
     def __init__(
         self, graph: TaskGraph, session: Session, home: CheckpointPlace, announcer: Announcer, inbox: Inbox,
         *, context: ExecutionContext | None = None, execution: str = "", keeps: bool = True,
+        random: bool = True,
     ) -> None:  # fmt: skip
         self.execution_context = context  # None: the caller has it, in another process
         self.session_id = session.id
@@ -503,7 +518,14 @@ class RunHost:
         self._home = home
         self._announcer, self._inbox = announcer, inbox
         self._keeps = keeps  # False: nothing of the session outlives the process
+        self.keeps_random = random and keeps
         self._pending: tuple[int, frozenset[str]] = (-1, frozenset())  # as of a transition
+
+    def commit_round(self, end: RoundEnd) -> None:
+        self._inbox.commit(end)
+
+    def look_again(self) -> None:
+        self._inbox.knock()
 
     def task_of(self, name: str) -> Task | None:
         node = self._graph.nodes.get(name)

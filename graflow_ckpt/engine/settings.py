@@ -14,7 +14,7 @@ from graflow_ckpt.core import arguments, policy
 from graflow_ckpt.core.errors import CheckpointError, GraphError
 from graflow_ckpt.core.events import Observer
 from graflow_ckpt.core.facts import Claim, Outcome
-from graflow_ckpt.core.policy import Budget, EveryN, EverySeconds, OnRequest, Policy, WhenIdle
+from graflow_ckpt.core.policy import Budget, EveryN, EverySeconds, EveryTask, OnRequest, Policy, WhenIdle
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -45,7 +45,7 @@ _STORED = (
 )  # fmt: skip
 """What a session is continued with where no program says otherwise."""
 
-_POLICIES: tuple[type[Policy], ...] = (OnRequest, EveryN, EverySeconds, Budget, WhenIdle)
+_POLICIES: tuple[type[Policy], ...] = (OnRequest, EveryN, EveryTask, EverySeconds, Budget, WhenIdle)
 _RETENTIONS: tuple[type[Retention], ...] = (
     retention.KeepLast, retention.KeepFor, retention.KeepEvery, retention.BestOf, retention.KeepWithin,
     retention.LastSuccessful, retention.DeleteOnSuccess, retention.OfAll, retention.Automatic, retention.Both,

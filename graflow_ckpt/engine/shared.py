@@ -27,15 +27,15 @@ from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine import notices, resuming
 from graflow_ckpt.engine.adopt import KEPT
 from graflow_ckpt.engine.announcer import Announcer
-from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.bind import Binding, takes_cuts
+from graflow_ckpt.engine.body.attempt import Attempt
+from graflow_ckpt.engine.body.bind import Binding, takes_cuts
+from graflow_ckpt.engine.body.task_context import PendingCheckpoint
 from graflow_ckpt.engine.engine import Execution, doubts, paused
 from graflow_ckpt.engine.invoke import Bodies, Invoker
 from graflow_ckpt.engine.reaping import GRACE, Keeper, Kept, lasts, release_the_dead
 from graflow_ckpt.engine.run import Inbox, Run, RunHost
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import SharedHome
-from graflow_ckpt.engine.task_context import PendingCheckpoint
 from graflow_ckpt.links.complaints import readable
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
@@ -44,8 +44,8 @@ from graflow_ckpt.sessions.redis.facts import SharedFacts
 from graflow_ckpt.sessions.redis.session import POLL, RedisSession
 
 if TYPE_CHECKING:
+    from graflow_ckpt.engine.body.coroutines import Loop
     from graflow_ckpt.engine.context import ExecutionContext
-    from graflow_ckpt.engine.coroutines import Loop
 
 log = logging.getLogger("graflow_ckpt.engine")
 
@@ -73,6 +73,7 @@ class SharedCuts:
         self._emit = emit
         self._on_saved = on_saved
         self._watches = settings.policy.watches and settings.durability != "none"
+        self._rounds = 0  # committed here since the last cut
         self._looked: tuple[int, float] | None = None  # step and time of the last cut, as far as known here
 
     def starts(self, number: int, alone: bool) -> None:
@@ -90,6 +91,12 @@ class SharedCuts:
     def after(self, outcome: Outcome, idle: bool) -> bool:
         if type(outcome) is Done and outcome.effects.request is not None:
             self._requested(outcome.effects.request)
+        return self._watches and self.poll(idle)
+
+    def after_round(self, request: Request | None, idle: bool) -> bool:
+        self._rounds += 1
+        if request is not None:
+            self._requested(request)
         return self._watches and self.poll(idle)
 
     def poll(self, idle: bool) -> bool:
@@ -112,7 +119,7 @@ class SharedCuts:
         if mine and self._due_for_all(idle):  # others may have cut between the question and our turn
             if self.cut("policy", {"auto": True}) is not None:
                 self._home.tidy(self._settings.keep, emit=self._emit)
-            self._looked = (self._session.steps, monotonic())
+            self._looked, self._rounds = (self._session.steps, monotonic()), 0
 
     def _due_for_all(self, idle: bool) -> bool:
         """Return True if a cut is due by what all workers have done; another one may run, or have cut."""
@@ -125,7 +132,8 @@ class SharedCuts:
 
     def _due(self, idle: bool) -> bool:
         steps, at = self._looked or (0, monotonic())
-        return self._settings.policy.due(Since(self._session.steps - steps, monotonic() - at, idle))
+        more = self._session.steps - steps + self._rounds
+        return self._settings.policy.due(Since(more, monotonic() - at, idle, rounds=self._rounds))
 
     def _requested(self, request: Request) -> None:
         handle: PendingCheckpoint = request.handle
@@ -185,9 +193,12 @@ class SharedHost(RunHost):
 
     def __init__(
         self, graph: TaskGraph, session: RedisSession, announcer: Announcer, inbox: Inbox, home: SharedHome,
-        made: Made | None = None, context: ExecutionContext | None = None,
+        made: Made | None = None, context: ExecutionContext | None = None, random: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(graph, session, home, announcer, inbox, context=context, execution=session.execution)
+        run = session.execution
+        super().__init__(
+            graph, session, home, announcer, inbox, context=context, execution=run, random=random
+        )
         self._shared, self._facts = session, home.facts
         self._cells = home.cells
         self.made = made or Made()
@@ -270,7 +281,7 @@ class Part:
         self._keeper = keeper
         self._on_lost = on_lost
         self.announcer, self.inbox = Announcer(session, settings.observers), Inbox()
-        self.host = SharedHost(graph, session, self.announcer, self.inbox, home, made, context)
+        self.host = SharedHost(graph, session, self.announcer, self.inbox, home, made, context, settings.rng)
         session.when_made(join or self.host.made_since)
         self.cuts = SharedCuts(session, settings, home, self.announcer.emit, after_body, on_saved)
         invoker = Invoker(Bodies(graph, session, settings, self.host, bindings), loop=loop)

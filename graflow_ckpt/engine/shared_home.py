@@ -24,7 +24,7 @@ from graflow_ckpt.core.errors import CheckpointError, GraflowError, SessionBusy
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine.attempt import digest_of
+from graflow_ckpt.engine.body.attempt import digest_of
 from graflow_ckpt.engine.home import CheckpointPlace
 from graflow_ckpt.engine.resuming import Description, Written
 from graflow_ckpt.engine.settings import Settings

@@ -29,7 +29,7 @@ from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import Cell, Op, check_session_id
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.adopt import KEPT
-from graflow_ckpt.engine.bind import SPREAD, Binding
+from graflow_ckpt.engine.body.bind import SPREAD, Binding
 from graflow_ckpt.engine.resuming import next_run
 from graflow_ckpt.engine.settings import OnFinished
 from graflow_ckpt.engine.shared_home import SharedHome, replace_finished

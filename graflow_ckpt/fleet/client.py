@@ -31,8 +31,8 @@ from graflow_ckpt.core.facts import Op, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.adopt import Standing, standing_at
-from graflow_ckpt.engine.attempt import digest_of
-from graflow_ckpt.engine.bind import bind, check_graph, signature
+from graflow_ckpt.engine.body.attempt import digest_of
+from graflow_ckpt.engine.body.bind import bind, check_graph, signature
 from graflow_ckpt.engine.notices import again_line, notify
 from graflow_ckpt.engine.resuming import is_finished, program_file
 from graflow_ckpt.engine.settings import Settings

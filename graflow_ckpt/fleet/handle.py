@@ -31,7 +31,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import RESULT, Op
 from graflow_ckpt.engine.announcer import Account
-from graflow_ckpt.engine.attempt import from_cells
+from graflow_ckpt.engine.body.live import from_cells
 from graflow_ckpt.engine.reaping import release
 from graflow_ckpt.engine.resuming import in_doubt
 from graflow_ckpt.engine.shared_home import SharedHome

@@ -222,7 +222,7 @@ def _live(link: RedisLink, session: str, left: list[str]) -> None:
 
 
 _NAMES = (
-    "c", "h", "dl", "dead", "g", "done", "sk", "pa", "er", "n", "v", "t", "own", "qt", "tok", "ledger",
+    "c", "h", "dl", "dead", "g", "done", "sk", "pa", "er", "n", "r", "v", "t", "own", "qt", "tok", "ledger",
     f"q:{_QUEUE}", "a:y",
 )  # fmt: skip
 

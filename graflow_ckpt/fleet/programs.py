@@ -27,7 +27,7 @@ from graflow_ckpt.checkpoint.values.codec import is_atom
 from graflow_ckpt.core.errors import GraflowError, ServerError, UnsafeCheckpoint
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine.bind import Binding, bind, check_graph
+from graflow_ckpt.engine.body.bind import Binding, bind, check_graph
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared import Made
 from graflow_ckpt.fleet.lists import asked

@@ -303,7 +303,7 @@ class Workflow:
         return context
 
     def _check_inputs(self, given: Mapping[str, Any], new: bool) -> None:
-        from graflow_ckpt.engine.bind import check_inputs
+        from graflow_ckpt.engine.body.bind import check_inputs
 
         if given and new:  # a session that continues compares them with those that it has
             check_inputs(self.graph, given, self.inputs)

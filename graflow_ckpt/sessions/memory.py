@@ -21,7 +21,7 @@ from time import time
 
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import GraflowError, SessionError
-from graflow_ckpt.core.facts import Cell, Claim, Live, Op, TaskSpec
+from graflow_ckpt.core.facts import Cell, Claim, Live, Op, TaskSpec, Version
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.sessions.protocol import Found
 
@@ -98,6 +98,10 @@ class MemorySession:
         return self.state.steps
 
     @property
+    def written(self) -> int:
+        return self.state.sequence
+
+    @property
     def pending(self) -> int:
         return len(self.state.specs)
 
@@ -168,6 +172,9 @@ class MemorySession:
     def together(self, name: str) -> dict[str, Found]:
         """Return nothing: no value here is a copy."""
         return {}
+
+    def committed(self, written: Mapping[str, Cell], appended: Sequence[str], version: Version) -> None:
+        """Do nothing: as above."""
 
     # --- loans -------------------------------------------------------------------------
 

@@ -46,6 +46,10 @@ class Values(Protocol):
 
     def on_loan(self) -> list[str]: ...
 
+    def committed(self, written: Mapping[str, Cell], appended: Sequence[str], version: Version) -> None:
+        """Take in what the attempt itself has committed, by a round."""
+        ...
+
 
 class Session(Protocol):
     """One session, as the run that works on it sees it. Facts are those of its last commit."""
@@ -67,6 +71,9 @@ class Session(Protocol):
 
     @property
     def over(self) -> bool: ...  # whether this run will get nothing more from it
+
+    @property
+    def written(self) -> Version: ...  # the version of what the last commit has written
 
     def clock(self) -> float: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from typing import Any
 
@@ -94,3 +95,18 @@ def pay(context: Any, amount: int = 1) -> tuple[str, int]:
 def named(name: str, body: Any = work, *, options: dict[str, Any] | None = None, **arguments: Any) -> Any:
     """A body as a task of that name."""
     return task(inject_context=True, id=name, **(options or {}))(body).bind(**arguments)
+
+
+def train(context: Any, rounds: int = 20, seconds: float = 0.02) -> list[Any]:
+    """A loop with state; each round leaves a line when it begins, and waits for the gate in the tenth."""
+    model, losses = {"weight": 0.0}, list[float]()
+    noise = random.random()
+    for epoch in context.rounds(range(rounds), state={"model": model, "losses": losses}):
+        note(f"round-{epoch}", context)
+        model["weight"] += noise * random.random()
+        time.sleep(seconds)
+        while epoch == 10 and not os.path.exists(os.environ[GATE]):
+            time.sleep(0.01)
+        losses.append(model["weight"])
+    note("ended", context)
+    return [noise, len(losses), losses[-1] == model["weight"]]

@@ -14,8 +14,8 @@ import pytest
 from graflow_ckpt import CheckpointManager, EveryTask, KeepLast, TaskSpec, Workflow, workflow
 from graflow_ckpt.core.facts import Claim
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.task_context import TaskChannel
+from graflow_ckpt.engine.body.attempt import Attempt
+from graflow_ckpt.engine.body.task_context import TaskChannel
 from graflow_ckpt.sessions.memory import MemorySession
 from graflow_ckpt.stores import open_store
 from tests.acceptance.command_line import run

@@ -30,7 +30,7 @@ from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, place
 from graflow_ckpt.fleet.status import read_all
 from graflow_ckpt.fleet.steward import FleetRepair
-from graflow_ckpt.sessions.redis.keys import AGAIN, FORMAT, OLDEST, START, keys_of
+from graflow_ckpt.sessions.redis.keys import FORMAT, OLDEST, ROUNDS, START, keys_of
 from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import frozen, read_paged, read_state
 from tests.acceptance.elsewhere import Fleet
@@ -342,13 +342,13 @@ def test_a_policy_that_is_due_while_the_server_takes_no_writes_is_a_save_that_fa
 # --- a session in Redis of tomorrow's format, beside today's code -----------------------
 
 
-REFUSED = rf"Session tomorrow .* has format {AGAIN + 1}, which this graflow-ckpt does not know"
+REFUSED = rf"Session tomorrow .* has format {ROUNDS + 1}, which this graflow-ckpt does not know"
 
 
 def of_tomorrow(mine: OwnFleet, **tables: dict[str, str]) -> dict[str, Any]:
     """Submit a session and give it tomorrow's format; all that is kept of it."""
     mine.submit(named("a"), session="tomorrow")
-    mine.client.link.client.hset(f"{keys_of('tomorrow')}c", "format", AGAIN + 1)
+    mine.client.link.client.hset(f"{keys_of('tomorrow')}c", "format", ROUNDS + 1)
     return kept(mine)
 
 
@@ -405,7 +405,7 @@ def test_whoever_asks_is_refused_by_name_and_nothing_is_changed(mine: OwnFleet, 
         ASKED[what](mine.client)
 
     assert "Upgrade graflow-ckpt here" in refused.value.hint
-    assert (refused.value.session, refused.value.version) == ("tomorrow", str(AGAIN + 1))
+    assert (refused.value.session, refused.value.version) == ("tomorrow", str(ROUNDS + 1))
     assert kept(mine) == before
 
 
@@ -432,7 +432,7 @@ def test_it_is_listed_beside_the_others(mine: OwnFleet) -> None:
 
     assert listed["today"][0] == "running"
     assert listed["tomorrow"][0] == "unknown"
-    assert f"has format {AGAIN + 1}" in listed["tomorrow"][1]
+    assert f"has format {ROUNDS + 1}" in listed["tomorrow"][1]
 
 
 def test_a_steward_leaves_it_to_those_that_know_it(mine: OwnFleet) -> None:

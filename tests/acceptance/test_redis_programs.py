@@ -155,7 +155,7 @@ OCCUR = (
     "attempt fails", "retry", "lost, the session goes on", "paused by a failure, mended, resumed",
     "terminate with work left", "status completed", "status failed", "status stalled", "status cancelled",
     "op set", "op add", "op append", "op mutate", "op live", "op random", "op read", "op checkpoint",
-    "resumed under EveryN(steps=1)", "resumed under EveryN(steps=2)", "resumed under OnRequest()",
+    "resumed under EveryTask()", "resumed under EveryN(steps=2)", "resumed under OnRequest()",
     "resumed from a journal", "died twice", "died in a slice", "continued after max_steps",
 )  # fmt: skip
 """Every feature of the engine that a graph can use or a run can meet."""

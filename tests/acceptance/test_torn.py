@@ -42,7 +42,7 @@ from tests.loops import chain, loop, of, pair
 from tests.stretch import stretched
 from tests.trios import all_of, writer
 
-NEEDS = "needs rounds, which this graflow-ckpt does not know"
+NEEDS = "needs tomorrow, which this graflow-ckpt does not know"
 LATER = max(map(int, journal._KNOWN)) + 1  # a format of journals that no reader here knows
 
 
@@ -73,7 +73,7 @@ class Place:
             later = archive.auto_path(self.store, "s", state.steps, sequence)
             metadata = replace(
                 found.metadata, path=later, sequence=sequence, epoch=lease.epoch,
-                checkpoint_id=f"chk_{1:032x}", needs=["rounds"], **changes,
+                checkpoint_id=f"chk_{1:032x}", needs=["tomorrow"], **changes,
             )  # fmt: skip
             program = Program(found.facts["graph"], context.payload["code"], workflow="w")
             archive.save(self.store, self.ring, lease, capture(state), program, metadata)
@@ -142,11 +142,11 @@ def test_a_session_with_a_later_checkpoint_is_refused_and_does_not_fall_back(pla
         with pytest.raises(SchemaUnsupported, match=NEEDS) as error:
             refused()
         assert "Upgrade graflow-ckpt here" in error.value.hint
-        assert error.value.needs == ("rounds",)
+        assert error.value.needs == ("tomorrow",)
     assert place.kept() == before
     (row,) = overview(place.url)
     assert (row.session, row.status) == ("s", "unknown")
-    assert "needs rounds" in row.note
+    assert "needs tomorrow" in row.note
 
 
 def test_nothing_of_a_session_with_a_later_checkpoint_is_pruned(place: Place) -> None:
@@ -175,7 +175,7 @@ def test_a_later_journal_is_refused_and_kept(place: Place, monkeypatch: pytest.M
     assert place.kept() == before
 
 
-@pytest.mark.parametrize("said", [{"needs": ["rounds"]}, {"schema_version": "9.0"}, {"needs": "all"}])
+@pytest.mark.parametrize("said", [{"needs": ["tomorrow"]}, {"schema_version": "9.0"}, {"needs": "all"}])
 def test_what_no_seal_holds_for_is_a_bad_checkpoint_and_not_a_later_one(
     place: Place, said: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -201,7 +201,7 @@ def test_what_a_key_that_is_not_here_has_sealed_is_not_continued_and_not_pruned(
     place.run()
     with monkeypatch.context() as patch:
         patch.setenv("GRAFLOW_CKPT_KEY", new_key())
-        planted = place.plant(epoch=9, sequence=9, needs=["rounds"], ring=Keyring.load())
+        planted = place.plant(epoch=9, sequence=9, needs=["tomorrow"], ring=Keyring.load())
 
     assert place.run() == 2
     assert CheckpointManager.get_latest("s", store=place.url) != planted
@@ -211,7 +211,7 @@ def test_what_a_key_that_is_not_here_has_sealed_is_not_continued_and_not_pruned(
 
 def test_a_later_checkpoint_of_another_session_stops_none_in_whose_place_it_is_put(place: Place) -> None:
     place.run()
-    planted = place.plant(session_id="other", needs=["rounds"], ring=place.ring)
+    planted = place.plant(session_id="other", needs=["tomorrow"], ring=place.ring)
 
     assert place.run() == 2
     assert CheckpointManager.get_latest("s", store=place.url) != planted

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from graflow_ckpt.checkpoint.seals import SealedCells
 from graflow_ckpt.core.facts import RESULT
-from graflow_ckpt.engine.attempt import from_cells
+from graflow_ckpt.engine.body.live import from_cells
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.redis.keys import keys_of
 from graflow_ckpt.sessions.redis.session import RedisSession

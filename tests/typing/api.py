@@ -51,8 +51,8 @@ from graflow_ckpt import (
 )
 from graflow_ckpt.checkpoint.retention import Retention
 from graflow_ckpt.core.policy import Policy
+from graflow_ckpt.engine.body.task_context import TaskChannel
 from graflow_ckpt.engine.context import CycleController, Inputs
-from graflow_ckpt.engine.task_context import TaskChannel
 from graflow_ckpt.fleet.client import Fleet
 from graflow_ckpt.fleet.handle import Handle, Progress
 from graflow_ckpt.fleet.status import Failure, Status
@@ -232,6 +232,12 @@ def in_a_task(context: TaskExecutionContext) -> None:
     context.terminate_workflow("enough")
     context.cancel_workflow("no more")
     context.progress(1, 10)
+    epochs = context.rounds(range(3), state={"model": {"weight": 0.0}}, every=2)
+    assert_type(epochs.index, int)
+    for epoch in epochs:
+        assert_type(epoch, int)
+    for word in context.rounds(iter(["a"]), name="words"):
+        assert_type(word, str)
     context.logger.info("hello %s", "you")
     assert_type(context.cancelled, bool)
     assert_type(context.attempt, int)

@@ -179,6 +179,8 @@ class _Rows:
     def _note_of_open(self, was: SavedTask) -> str:
         """Return the note on a task that has not completed: it runs, whatever happened to it."""
         notes = [note] if (note := _OPEN.get(was.state)) else []
+        if was.at:
+            notes.append(f"continues at {was.at}")
         if was.name in self.of.differing:
             notes.append("changed since: the new code runs")
         if was.name in self.of.recalled:
@@ -262,7 +264,7 @@ class Comparison:
         self.moved: list[CurrentTask] = []
         for task in current:
             was = self.saved.get(task.name)
-            if was is not None and was[2:] != task[1:]:
+            if was is not None and was.of_the_program() != task[1:]:
                 self._compare(was, task)
         self._intrude()
         self.rerun: dict[str, str] = self._rerun() if changed == "rerun" else {}

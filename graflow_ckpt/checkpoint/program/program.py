@@ -31,7 +31,7 @@ from types import CodeType, FunctionType, NoneType
 from typing import Any, Final, Literal, NamedTuple
 
 from graflow_ckpt._restore import PYTHON
-from graflow_ckpt.checkpoint.model import NOT_JSON, Document
+from graflow_ckpt.checkpoint.model import NOT_JSON, Document, at_round
 from graflow_ckpt.checkpoint.program.reader import Reader, Reading, digest_of
 from graflow_ckpt.checkpoint.values.codec import NotPlain, encode
 from graflow_ckpt.checkpoint.values.pickles import check_picklable, live_bytes, load_live, whole
@@ -94,6 +94,11 @@ class SavedTask(NamedTuple):
     fingerprint: Fingerprint | None = None
     after: tuple[str, ...] = ()
     policy: str = ""  # of a group
+    at: str = ""  # where its loops are
+
+    def of_the_program(self) -> tuple[Any, ...]:
+        """Return what a current task has, too, but for its name."""
+        return self[2:5]
 
 
 class CurrentTask(NamedTuple):
@@ -171,9 +176,11 @@ def saved_tasks(facts: Document, *, noted: bool = False) -> list[SavedTask]:
     states |= dict.fromkeys([*facts["completed_tasks"], *facts["passed"]], "completed")
     states |= dict.fromkeys(facts["skipped"], "skipped")
     states |= {spec["task_id"]: spec["status"] for spec in facts["pending_tasks"]}
+    at = {spec["task_id"]: at_round(spec["rounds"]) for spec in facts["pending_tasks"] if "rounds" in spec}
     graph = entries = facts["graph"]["tasks"]
     if noted:
-        entries = {n: e for n, e in graph.items() if states.get(n) in _NOTED or len(e["print"] or ()) > 2}
+        noted_here = {*at, *(name for name, state in states.items() if state in _NOTED)}
+        entries = {n: e for n, e in graph.items() if n in noted_here or len(e["print"] or ()) > 2}
     saved = [
         SavedTask(
             name,
@@ -181,6 +188,7 @@ def saved_tasks(facts: Document, *, noted: bool = False) -> list[SavedTask]:
             Fingerprint.from_record(entry["print"]) if entry["print"] else None,
             tuple(entry["after"]),
             entry.get("policy", ""),  # not in checkpoints of versions before
+            at.get(name, ""),
         )
         for name, entry in entries.items()
     ]

@@ -13,7 +13,7 @@ from random import SystemRandom
 
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.care.inventory import Census, Count, Inventory, census, inventory
-from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, parse
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, at_round, parse
 from graflow_ckpt.checkpoint.retention import Cut, bytes_of
 from graflow_ckpt.cli import words
 from graflow_ckpt.cli.locate import checkpoint_path, is_path, neither, path_of
@@ -106,6 +106,8 @@ def _spec(spec: Document) -> str:
     notes = [spec["status"]] if spec["status"] != "pending" else []
     if spec["cycle"]:
         notes.append(f"cycle {spec['cycle']}")
+    if at := at_round(spec.get("rounds", ())):
+        notes.append(f"at {at}")
     if spec["task_data"]:
         data = spec["task_data"]
         size = f", {words.size(data['size'])}" if "size" in data else ""

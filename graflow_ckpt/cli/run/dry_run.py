@@ -82,7 +82,7 @@ def planned(place: Place, origin: ProgramOrigin, changed: Changed | None) -> Dry
     state, replayed = standing(place.kept_in, found, journal=not place.named)
     if origin.gone:
         saved = saved_tasks(found.facts)
-        same = [CurrentTask(task.name, *task[2:]) for task in saved]
+        same = [CurrentTask(task.name, *task.of_the_program()) for task in saved]
         return DryRun(place, make_plan(saved, same, changed), state, replayed, origin.gone)
     graph = graph_of(origin, found.meta["workflow"])
     journal = not place.named and any(place.kept_in.segments(place.session))

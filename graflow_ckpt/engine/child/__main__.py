@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from traceback import format_exception
 from typing import Any
 
@@ -15,32 +15,41 @@ from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint.values.codec import check_storable
 from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointError, WorkflowCancelled
-from graflow_ckpt.core.facts import Cell, Effects, Live, Request
+from graflow_ckpt.core.facts import Cell, Effects, Left, Live, Request, Version
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine.attempt import Attempt, Got, checking
-from graflow_ckpt.engine.bind import is_coroutine
+from graflow_ckpt.engine.body.attempt import Attempt
+from graflow_ckpt.engine.body.bind import is_coroutine
+from graflow_ckpt.engine.body.live import Got, checking
+from graflow_ckpt.engine.body.random_state import look
+from graflow_ckpt.engine.body.rounds import Answer, LeaveRounds, RoundEnd
+from graflow_ckpt.engine.body.task_context import PendingCheckpoint, TaskExecutionContext
 from graflow_ckpt.engine.child.process import FromChannel, Pipe
-from graflow_ckpt.engine.task_context import PendingCheckpoint, TaskExecutionContext
 from graflow_ckpt.sessions.protocol import Found
 
 _PR_SET_PDEATHSIG = 1
 
 
-class Parent:
-    """Values and host, both asked over the pipe; one question at a time."""
+class Asking:
+    """Asks the parent over the pipe; one question at a time."""
 
-    shares = False
-
-    def __init__(self, pipe: Pipe, session: str, execution: str) -> None:
-        self.session_id, self.execution = session, execution
+    def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
-        self._together: dict[str, dict[str, Found]] = {}  # what came in one message
 
-    def _ask(self, *question: Any) -> Any:
+    def __call__(self, *question: Any) -> Any:
         with self._lock:
             self._pipe.send(question)
             return self._pipe.receive()
+
+
+class SentValues:
+    """The values of the session: what is read is sent as a copy, so nothing is on loan."""
+
+    shares = False
+
+    def __init__(self, ask: Asking) -> None:
+        self._ask = ask
+        self._together: dict[str, dict[str, Found]] = {}  # what came in one message
 
     def read(self, name: str) -> Found | None:
         if name in self._together:
@@ -58,6 +67,11 @@ class Parent:
     def together(self, name: str) -> dict[str, Found]:
         return self._together.get(name, {})
 
+    def committed(self, written: Mapping[str, Cell], appended: Sequence[str], version: Version) -> None:
+        for name, cell in written.items():
+            if name in self._together:
+                self._together[name][name] = (cell, version, ())
+
     def prefetch(self, names: Sequence[str]) -> None:
         """Do nothing: the parent has filled the arguments."""
 
@@ -68,13 +82,21 @@ class Parent:
         return list(self._ask("names"))
 
     def lend(self, name: str) -> None:
-        """Do nothing: values are sent as copies, so nothing is on loan."""
+        """Do nothing: as above."""
 
     def give_back(self, names: Sequence[str]) -> None:
-        """See lend."""
+        """Do nothing: as above."""
 
     def on_loan(self) -> list[str]:
         return []
+
+
+class Parent:
+    """The run, as the body sees it."""
+
+    def __init__(self, ask: Asking, session: str, execution: str, random: bool) -> None:
+        self.session_id, self.execution, self.keeps_random = session, execution, random
+        self._ask = ask
 
     def task_of(self, name: str) -> Task | None:
         found: Task | None = self._ask("task_of", name)
@@ -101,6 +123,13 @@ class Parent:
         cell: Cell = self._ask("code_of", task, spawner, before)
         return cell
 
+    def commit_round(self, end: RoundEnd) -> None:
+        version, error, leaves = self._ask("round", _crossing_effects(end.effects), end.where, end.names)
+        end.answer(Answer(version, error, Left() if leaves else None))
+
+    def look_again(self) -> None:
+        """Do nothing: the body has nothing on loan."""
+
     @property
     def stopping(self) -> bool:
         return bool(self._ask("stopping"))
@@ -110,28 +139,29 @@ def main(read: int, write: int, parent: int) -> None:
     """Run one body and send its outcome."""
     _die_with(parent)
     pipe = Pipe(read, write)
-    path, folder, session, execution, claim, check = pipe.receive()
+    path, folder, session, execution, claim, check, random = pipe.receive()
     sys.path[:] = path
     os.chdir(folder)
     func, arguments, context, looked = pipe.receive()
-    host = Parent(pipe, session, execution)
-    attempt = Attempt(host, claim, check=check, watch=checking())
+    ask = Asking(pipe)
+    host, values = Parent(ask, session, execution, random), SentValues(ask)
+    attempt = Attempt(values, claim, check=check, watch=checking())
     for name, (value, version, found) in looked.items():
-        host.take(found)
+        values.take(found)
         attempt.live_values().looked[name] = Got(value, Live(value), version)
     os.register_at_fork(after_in_child=pipe.close)  # else our death would not be noticed before theirs
     if context is not None:
         name, number = context
         own = claim.spec.retry_count + claim.spec.crashes + 1
-        arguments[name] = TaskExecutionContext(attempt, host, number - own)
-    outcome = _run(func, arguments, attempt, host)
+        arguments[name] = TaskExecutionContext(attempt, host, number - own, began=look() if random else None)
+    outcome = _run(func, arguments, attempt)
     try:
         pipe.send(("outcome", outcome))
     except CheckpointError as error:  # a result or a change that does not cross
         pipe.send(("outcome", ("failed", error)))
 
 
-def _run(func: Any, arguments: dict[str, Any], attempt: Attempt, host: Parent) -> tuple[Any, ...]:
+def _run(func: Any, arguments: dict[str, Any], attempt: Attempt) -> tuple[Any, ...]:
     try:
         for name, value in arguments.items():
             if isinstance(value, FromChannel):
@@ -141,13 +171,17 @@ def _run(func: Any, arguments: dict[str, Any], attempt: Attempt, host: Parent) -
             import asyncio  # half of what this process would import before it is ready
 
             result = asyncio.run(result)
+        if isinstance(attempt.over, LeaveRounds):
+            return ("left",)
         if attempt.over is not None:
             return ("cancelled", attempt.over)
         changed = attempt.watch and attempt.watch.check()
         if changed:
             return ("failed", changed)
         cell = check_storable(f"{attempt.claim.spec.task_id}.__result__", result)
-        return ("done", cell, _effects(attempt, cell))
+        return ("done", cell, _crossing_effects(attempt.effects(cell)))
+    except LeaveRounds:
+        return ("left",)
     except WorkflowCancelled as cancelled:
         return ("cancelled", cancelled)
     except Exception as error:  # noqa: BLE001  a body
@@ -167,9 +201,8 @@ def _crossing(error: Exception) -> Exception:
     return error
 
 
-def _effects(attempt: Attempt, result: Cell) -> Effects:
+def _crossing_effects(effects: Effects) -> Effects:
     """Return the effects without a request's handle, which stays here."""
-    effects = attempt.effects(result)
     return effects._replace(request=effects.request and Request(effects.request.metadata, None))
 
 

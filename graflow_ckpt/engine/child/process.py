@@ -15,15 +15,17 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
 from graflow_ckpt.checkpoint.values.sharing import bundles
 from graflow_ckpt.core.errors import WorkerDied, WorkflowCancelled
-from graflow_ckpt.core.facts import Cancelled, Claim, Done, Failed, Outcome, Request
-from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.bind import Binding
-from graflow_ckpt.engine.task_context import Host, PendingCheckpoint
+from graflow_ckpt.core.facts import Cancelled, Claim, Done, Effects, Failed, Left, Outcome, Request, Version
+from graflow_ckpt.engine.body.attempt import Attempt
+from graflow_ckpt.engine.body.bind import Binding
+from graflow_ckpt.engine.body.rounds import Answer, LeaveRounds, RoundEnd, left
+from graflow_ckpt.engine.body.task_context import Host, PendingCheckpoint
 from graflow_ckpt.sessions.protocol import Found, Session, Values
 
 _SIZE = struct.Struct("<Q")
@@ -93,16 +95,17 @@ class Child:
             if binding.context is not None:
                 context = (binding.context, arguments.pop(binding.context).attempt)
             host, seen = self._host, attempt.live_values().looked.items()
-            pipe.send((sys.path, os.getcwd(), host.session_id, host.execution, claim, attempt.checks))
+            known = host.session_id, host.execution, claim, attempt.checks, host.keeps_random
+            pipe.send((sys.path, os.getcwd(), *known))
             looked = {name: (got.value, got.version, self._read(name)) for name, got in seen}
             pipe.send((binding.func, arguments, context, looked))
             while True:
                 kind, *rest = pipe.receive()
                 if kind == "outcome":
-                    return self._outcome(claim, rest[0], failed)
-                pipe.send(self._answer(kind, rest))
+                    return self._outcome(attempt, rest[0], failed)
+                pipe.send(self._round(attempt, *rest) if kind == "round" else self._answer(kind, rest))
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            return failed(claim, self._death(claim))
+            return failed(attempt.claim, self._death(claim))
         finally:
             pipe.close()
             self.kill()
@@ -165,13 +168,35 @@ class Child:
             beside = {one: of for one, of in read.items() if of is not None}
         return {**beside, name: found}
 
-    def _outcome(self, claim: Claim, found: Any, failed: Callable[[Claim, BaseException], Failed]) -> Outcome:
-        kind = found[0]
+    def _round(
+        self, attempt: Attempt, effects: Effects, where: str, names: tuple[str, ...]
+    ) -> tuple[Version, Exception | None, bool]:
+        """Commit a round of the body; what it is told of that."""
+        answers: SimpleQueue[Answer] = SimpleQueue()
+        end = RoundEnd(attempt, self._with_handle(effects), where, names, answers.put)
+        attempt.waits_for(answers.put)
+        self._host.commit_round(end)
+        found = answers.get()
+        attempt.waits_for(None)
+        if found.version:
+            attempt.committed(end, found.version)
+        if found.leave is not None and attempt.over is None:
+            attempt.end(LeaveRounds(found.leave))
+        return found.version, found.error, attempt.over is not None
+
+    def _with_handle(self, effects: Effects) -> Effects:
+        if effects.request is None:
+            return effects
+        return effects._replace(request=Request(effects.request.metadata, self._handle))
+
+    def _outcome(
+        self, attempt: Attempt, found: Any, failed: Callable[[Claim, BaseException], Failed]
+    ) -> Outcome:
+        kind, claim = found[0], attempt.claim
         if kind == "done":
-            cell, effects = found[1:]
-            if effects.request is not None:
-                effects = effects._replace(request=Request(effects.request.metadata, self._handle))
-            return Done(cell, effects)
+            return Done(found[1], self._with_handle(found[2]))
+        if kind == "left":
+            return left(attempt) or Left(attempt.over)
         error = found[1]
         if kind == "cancelled":
             return Cancelled(error.message if isinstance(error, WorkflowCancelled) else str(error))

@@ -12,7 +12,7 @@ end
 for name in string.gmatch(string.match(line, '^' .. string.rep('[^|]*|', 9) .. '([^|]*)|'), '[^,]+') do
   drop('q:' .. name, 'zset')
 end
-for name in string.gmatch('c h v n g t own qt sk pa er dead', '%S+') do drop(name, 'hash') end
+for name in string.gmatch('c h v n g r t own qt sk pa er dead', '%S+') do drop(name, 'hash') end
 for name in string.gmatch('dl tok done', '%S+') do drop(name, 'zset') end
 drop('ledger', 'list')
 for n = 2, #KEYS do redis.pcall('ZREM', KEYS[n], string.match(KEYS[1], '{(.*)}')) end

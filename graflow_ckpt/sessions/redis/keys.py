@@ -1,7 +1,7 @@
 """The keys of a session in Redis, and the scripts that change them.
 
 c  format, counters, replies, claims   h  cold facts     q:QUEUE dl dead  the specs
-g  gates                     done sk pa er n           what became of the tasks
+g  gates   r  loops          done sk pa er n           what became of the tasks
 v a:NAME t                   values, what was appended to them, tasks made at run time
 m:N makes (in h)             which task was made as the Nth, and how many were: see engine/shared.py
 tok own qt                   tokens: their leases, owners, those that wait for a worker
@@ -26,11 +26,16 @@ FORMAT = 3
 AGAIN = 4
 """The same of a session from its second run on: versions before do not know that a run has a number."""
 
+ROUNDS = 5
+"""The same of a session in which a round of a loop was committed: versions before would begin it again."""
+
 OLDEST = 2
 """The oldest that is read and worked at, and stays one: it lacks notes of what was made at run time."""
 
+_KNOWN = (FORMAT, AGAIN, ROUNDS, OLDEST)
+
 _TYPES = {
-    "hash": "c h dead g sk pa er n v t own qt",
+    "hash": "c h dead g r sk pa er n v t own qt",
     "zset": "dl done tok",
     "list": "ledger",
 }
@@ -48,7 +53,7 @@ def head_of(client: Any, address: str, session: str) -> bytes | None:
         line, number = client.hmget(key, "c", "format")
     if line is None and number is None:
         return None
-    if number not in [b"%d" % known for known in (FORMAT, AGAIN, OLDEST)]:
+    if number not in [b"%d" % known for known in _KNOWN]:
         raise unknown_format(f"{(number or b'1').decode(errors='replace')} {key}", address)
     found: bytes | None = line
     return found
@@ -56,7 +61,7 @@ def head_of(client: Any, address: str, session: str) -> bytes | None:
 
 def notes_what_is_made(number: bytes | None) -> bool:
     """Return True if all workers of a session of that format note what they make at run time."""
-    return number in (b"%d" % FORMAT, b"%d" % AGAIN)
+    return number in (b"%d" % FORMAT, b"%d" % AGAIN, b"%d" % ROUNDS)
 
 
 def wrong_keys(link: RedisLink, session: str, lists: Sequence[str] = ()) -> KeyTaken:
@@ -83,9 +88,8 @@ def source(name: str, package: str = "graflow_ckpt.sessions.redis") -> str:
 def whole(text: str) -> str:
     """Return a text with the parts that it names put in."""
     text = re.sub(r"^--([A-Z]+)--$", lambda part: source(part[1].lower()), text, flags=re.MULTILINE)
-    return (
-        text.replace("@FORMAT@", str(FORMAT)).replace("@AGAIN@", str(AGAIN)).replace("@OLDEST@", str(OLDEST))
-    )
+    text = text.replace("@FORMAT@", str(FORMAT)).replace("@AGAIN@", str(AGAIN))
+    return text.replace("@ROUNDS@", str(ROUNDS)).replace("@KNOWN@", f" {' '.join(map(str, _KNOWN))} ")
 
 
 CREATE = source("create")

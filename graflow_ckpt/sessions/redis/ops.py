@@ -67,7 +67,10 @@ def arguments(ops: Sequence[Op], cells: Cells, queue: str, task_of: Callable[[in
     args, cells = _bundles(ops, cells, task_of)
     for op in ops:
         kind = op[0]
-        if kind == "end":
+        if kind == "round":
+            ends += (op[1], op[2])
+            args += ("U", op[1], op[3], len(op) - 4, *map(check_value, op[4:]))
+        elif kind == "end":
             ends += (op[1], op[2])
             if op[3] == "completed":
                 cell = op[4]
@@ -219,9 +222,10 @@ _MAKE: dict[str, Callable[[Op, Cells], Sequence[Arg]]] = {
 
 
 def claim_of(record: bytes, cells: Cells) -> Claim:
-    """Return a claim as the script sends it: number, token, spec."""
-    number, _, key, name, rest = record.split(b"\x1f", 4)
-    return new(Claim, (_spec(key, name, rest, cells), int(number)))
+    """Return a claim as the script sends it: number, where its loops are or a token, spec."""
+    number, where, key, name, rest = record.split(b"\x1f", 4)
+    rounds = where.decode() if where[:1] == b"[" else ""
+    return new(Claim, (_spec(key, name, rest, cells), int(number), rounds))
 
 
 def spec_of(spec: bytes, cells: Cells) -> TaskSpec:

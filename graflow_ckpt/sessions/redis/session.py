@@ -81,6 +81,7 @@ class RedisSession:
         self.until: float | None = None  # nothing is claimed after that moment (monotonic)
         self.help_after: float | None = None  # from then on a commit that leaves work asks for another worker
         self.held: dict[int, Claim] = {}  # claims of this sender, by the key of their spec
+        self.written: Version = 0  # the version of what the last round has written
         self.broken: SessionError | None = None
         self._cells = cells
         self._retires = retires
@@ -155,7 +156,7 @@ class RedisSession:
 
     def _seen(self, ops: Sequence[Op], connection: int) -> list[tuple[str, Version]]:
         """Return what the attempts that end with these have read before this connection."""
-        ended = (self._readers.get(op[1]) for op in ops if op[0] == "end")
+        ended = (self._readers.get(op[1]) for op in ops if op[0] in ("end", "round"))
         return [one for reader in ended if reader is not None for one in reader.seen_before(connection)]
 
     def begins(self) -> tuple[str, str]:
@@ -222,6 +223,9 @@ class RedisSession:
             self.retired = True
         for token, queue in zip(emitted[::2], emitted[1::2], strict=True):
             if token == "nonce":
+                continue
+            if token == "version":
+                self.written = queue.encode()
                 continue
             if token == "made":
                 own = [op[1] for op in ops if op[0] == "task"]

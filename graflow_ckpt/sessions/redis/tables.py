@@ -51,7 +51,7 @@ FIELDS = (
     "queues",
     "held",
 )
-TABLES = ("h", "dl", "c", "dead", "g", "done", "sk", "pa", "er", "n", "t")
+TABLES = ("h", "dl", "c", "dead", "g", "done", "sk", "pa", "er", "n", "t", "r")
 PAGE = 1000
 """Items of a table that are asked for at once."""
 
@@ -201,8 +201,19 @@ def _tasks(state: SessionState, tables: Mapping[str, Any], cells: Cells) -> None
     state.passed = {name.decode(): int(step) for name, step in tables["pa"]}
     state.errors = {name.decode(): error[1:].decode() for name, error in tables["er"]}
     state.counts = {name.decode(): int(count) for name, count in tables["n"]}
+    state.rounds = {int(key): _rounds(raw) for key, raw in tables["r"]}
     named = ((name.decode(), record) for name, record in tables["t"])
     state.tasks = {name: cells.open(name, record, f"task {name}") for name, record in named}
+
+
+def _rounds(raw: bytes) -> tuple[str, tuple[str, ...]]:
+    where, _, rest = raw.partition(b"\x1e")
+    names = []
+    while rest:
+        size, _, rest = rest.partition(b":")
+        names.append(rest[: int(size)].decode())
+        rest = rest[int(size) :]
+    return where.decode(), tuple(names)
 
 
 def _values(
@@ -251,6 +262,7 @@ def write_state(
         + ("b" if any(field[0] == "*" for field in hashes["v"]) else "")
         + ("t" if state.tasks else "")
         + ("d" if state.delayed else "")
+        + ("r" if state.rounds else "")
     )
     line = [
         state.status, state.sequence, state.steps, state.next_key, state.next_claim, state.next_order,
@@ -355,6 +367,10 @@ def _as_tables(
         "pa": dict(state.passed),
         "er": {name: ("r" if name in retried else "f") + error for name, error in state.errors.items()},
         "n": dict(state.counts),
+        "r": {
+            key: where + "\x1e" + "".join(f"{len(name.encode())}:{name}" for name in names)
+            for key, (where, names) in state.rounds.items()
+        },
         "t": {name: _sealed(name, record, cells) for name, record in state.tasks.items()},
         "v": {},
         "h": {f"m:{at}": f"{stage} {name}" for at, name in enumerate(state.tasks, 1)},

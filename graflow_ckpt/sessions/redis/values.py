@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graflow_ckpt.core.facts import RESULT, Live, Version
+from graflow_ckpt.core.facts import RESULT, Cell, Live, Version
 from graflow_ckpt.links.complaints import readable
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.protocol import Found
@@ -130,6 +130,16 @@ class AttemptReader:
                 if name not in self._found:  # else it is of an earlier moment, and a write of it is refused
                     self._found[name], self._together[name] = look, found
         self._found |= looks
+
+    def committed(self, written: Mapping[str, Cell], appended: Sequence[str], version: Version) -> None:
+        """See what the attempt itself has committed as it is now."""
+        for name in appended:
+            self._found.pop(name, None)
+        for name, cell in written.items():
+            found: Found = (cell, version, ())
+            self._found[name] = found, False
+            if name in self._together:
+                self._together[name][name] = found
 
     def together(self, name: str) -> dict[str, Found]:
         """Return what came by the same pickle: copies that share objects with the value, and it itself."""

@@ -258,6 +258,51 @@ def loading(durability: Any) -> dict[str, Any]:
     return final_state(flow)
 
 
+# --- loops inside one task --------------------------------------------------------------
+
+
+class Weights:
+    """What has the two methods of a model."""
+
+    def __init__(self) -> None:
+        self.array = numpy.random.standard_normal(4)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"array": self.array}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.array[:] = state["array"]
+
+
+def rounds(durability: Any) -> dict[str, Any]:
+    """A loop in a loop, live state and plain, and a value of the channel that is changed in place."""
+    random.seed(7)
+    numpy.random.seed(7)
+
+    def train(context: Any) -> list[Any]:
+        begins(context)
+        noise, weights, losses = random.random(), Weights(), []
+        history = context.channel.get("history", default=[])
+        state = {"weights": weights, "losses": losses}
+        for epoch in context.rounds(range(4), name="epochs", state=state):
+            weights.array *= 0.9
+            for batch in context.rounds(random.sample("abc", 3), name="batches"):
+                weights.array += noise * random.random()
+                history.append(f"{epoch}{batch}")
+            losses.append(float(weights.array.sum()))
+            if epoch == 1:
+                context.checkpoint({"loss": losses[-1]})
+        return [weights.array.tobytes().hex(), losses]
+
+    def report(context: Any, train: list[Any]) -> str:
+        begins(context)
+        return f"{train[0]} {len(train[1])}"
+
+    flow = heard(train, report, workflow="rounds", durability=durability, checkpoint=EveryN(3))
+    flow.execute("train")
+    return final_state(flow)
+
+
 class Program(NamedTuple):
     """One of them."""
 
@@ -273,4 +318,5 @@ PROGRAMS = {
     # a member's change is durable with the cut that follows when nothing is on loan
     "shared": Program(shared, SHARED_FOLLOWS, commits_at_once=False),
     "loading": Program(loading, {"end": {"work"}}),
+    "rounds": Program(rounds, {"report": {"train"}}),
 }

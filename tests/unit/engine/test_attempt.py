@@ -19,7 +19,8 @@ from graflow_ckpt.checkpoint.values.codec import check_storable
 from graflow_ckpt.core.errors import Fenced, NotStorable, WriteConflict
 from graflow_ckpt.core.facts import Claim, Live, Next, TaskSpec
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine.attempt import Attempt, from_cells, is_list
+from graflow_ckpt.engine.body.attempt import Attempt, is_list
+from graflow_ckpt.engine.body.live import from_cells
 from graflow_ckpt.sessions.memory import MemorySession
 from graflow_ckpt.sessions.views import MemoryChannel
 

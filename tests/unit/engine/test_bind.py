@@ -15,7 +15,7 @@ from graflow_ckpt import CheckpointManager, EveryTask, task, workflow
 from graflow_ckpt.core.errors import CheckpointError, GraphError, ReadOnlyChanged, TaskError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import All, Group, Options, Task
-from graflow_ckpt.engine.bind import (
+from graflow_ckpt.engine.body.bind import (
     MISSING,
     Binding,
     bind,
@@ -23,6 +23,7 @@ from graflow_ckpt.engine.bind import (
     check_answers,
     check_inputs,
     fill,
+    may_call,
     signature,
 )
 from graflow_ckpt.engine.settings import Settings
@@ -516,3 +517,30 @@ def test_an_answer_for_a_task_whose_name_is_mistyped_is_refused() -> None:
         check_answers(
             graph_of(Task("extract", reading), start="extract"), [], Settings(in_doubt=(("extrakt", "skip"),))
         )
+
+
+def _helper(context: Any) -> None:
+    for _ in context.rounds(range(3)):
+        pass
+
+
+def _beside(context: Any) -> None:
+    _helper(context)
+
+
+def test_a_body_may_have_rounds_if_it_or_what_it_calls_by_name_does() -> None:
+    def inner(context: Any) -> None:
+        def loop() -> None:
+            _beside(context)
+
+        loop()
+
+    wrapped = lambda: None  # noqa: E731
+    wrapped.__wrapped__ = _helper  # type: ignore[attr-defined]
+
+    assert [may_call(func, "rounds") for func in (_helper, _beside, inner, wrapped, len)] == [True] * 5
+    assert not may_call(draw, "rounds")
+
+
+def draw(context: Any) -> str:
+    return repr(context)

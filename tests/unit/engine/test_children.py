@@ -342,7 +342,7 @@ def attempted(
     claim = Claim(TaskSpec("t", key=1), 1)
     thread = threading.Thread(target=child.main, args=(theirs_in, theirs_out, os.getppid()))
     thread.start()
-    pipe.send((list(sys.path), os.getcwd(), "s", "s", claim, True))
+    pipe.send((list(sys.path), os.getcwd(), "s", "s", claim, True, True))
     pipe.send((body, arguments or {}, context, {}))
     asked = []
     while True:

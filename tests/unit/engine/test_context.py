@@ -25,7 +25,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import EveryN
 from graflow_ckpt.core.task import BestEffort, Group, Options, Task
-from graflow_ckpt.engine.attempt import digest_of
+from graflow_ckpt.engine.body.attempt import digest_of
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores.files.disk import Disk
 from graflow_ckpt.stores.files.store import LocalStore

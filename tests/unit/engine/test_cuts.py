@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,9 +26,8 @@ from graflow_ckpt import (
     task,
     workflow,
 )
-from graflow_ckpt.checkpoint.values.codec import decode
 from graflow_ckpt.core.facts import Op
-from graflow_ckpt.engine.cuts import Cutter, capture_random, remember_random, restore_random
+from graflow_ckpt.engine.cuts import Cutter
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.acceptance.places import Box
@@ -294,51 +291,6 @@ def _as_before() -> Iterator[None]:
     np.random.set_state(numpy)
 
 
-def draw() -> list[float]:
-    return [random.random(), random.gauss(0, 1), np.random.random(), np.random.normal()]
-
-
-def test_the_same_numbers_come_after_it_was_put_back() -> None:
-    draw()  # leaves half a pair of gauss behind in both
-    cell = capture_random()
-    expected = [draw(), draw()]
-
-    restore_random(cell)
-
-    assert [draw(), draw()] == expected
-
-
-def test_it_is_one_plain_cell_that_is_equal_if_nothing_was_drawn() -> None:
-    cell = capture_random()
-    assert capture_random() == cell
-
-    random.random()
-
-    assert capture_random() != cell
-    assert {"random", "numpy"} <= set(decode(cell))
-
-
-def test_what_was_remembered_is_put_back_as_often_as_it_is_wanted() -> None:
-    put_back = remember_random()
-    expected = draw()
-
-    for _ in range(2):
-        put_back()
-        assert draw() == expected
-
-
-def test_a_library_that_is_not_loaded_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("random", "numpy.random", "torch"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-
-    cell = capture_random()
-
-    assert decode(cell) == {}
-    restore_random(cell)
-    remember_random()()
-    assert "torch" not in sys.modules
-
-
 def drawing(durability: str) -> ExecutionContext:
     """A session whose task draws a number in each of four rounds."""
     body = lambda context: context.get_channel().append("drawn", random.random())  # noqa: E731
@@ -391,27 +343,3 @@ class Bits:
 
     def numpy(self) -> Any:
         return np.frombuffer(self.data, np.uint8)
-
-
-def test_the_generator_of_torch_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = ModuleType("torch")
-    state = SimpleNamespace(now=b"\x01\x02")
-
-    def from_buffer(data: bytearray, dtype: object) -> Bits:
-        assert dtype == "uint8"
-        return Bits(bytes(data))
-
-    def set_state(bits: Bits) -> None:
-        state.now = bits.data
-
-    vars(torch).update(
-        get_rng_state=lambda: Bits(state.now), set_rng_state=set_state, frombuffer=from_buffer, uint8="uint8"
-    )
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    cell, put_back = capture_random(), remember_random()
-    for restore in (lambda: restore_random(cell), put_back):
-        state.now = b"\xff"
-
-        restore()
-
-        assert state.now == b"\x01\x02"

@@ -13,7 +13,7 @@ from graflow_ckpt.checkpoint.values.codec import to_cell
 from graflow_ckpt.core.errors import NotStorable
 from graflow_ckpt.core.facts import Claim, Done, Failed, Outcome, TaskSpec
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine.bind import SPREAD
+from graflow_ckpt.engine.body.bind import SPREAD
 from graflow_ckpt.engine.invoke import Bodies, Invoker, Threads, spread
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession

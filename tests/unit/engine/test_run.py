@@ -16,7 +16,7 @@ from graflow_ckpt.core.errors import (
     TaskTimeout,
     WorkflowCancelled,
 )
-from graflow_ckpt.engine.coroutines import Loop
+from graflow_ckpt.engine.body.coroutines import Loop
 from tests.loops import chain
 from tests.stretch import stretched
 

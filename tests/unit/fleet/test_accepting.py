@@ -31,7 +31,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine.bind import SPREAD, Binding, bind
+from graflow_ckpt.engine.body.bind import SPREAD, Binding, bind
 from graflow_ckpt.fleet import accepting
 from graflow_ckpt.fleet.accepting import Draft, Terms, accept, call_of, data_of, pages
 from graflow_ckpt.fleet.client import Client, Fleet

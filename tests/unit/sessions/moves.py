@@ -21,6 +21,8 @@ TASKS = ["a", "b", "c", "d|1,2", "über ☂"]
 NAMES = ["x", "y", "größe", "a" + RESULT]
 CELLS = [b"\xc0", b"\x01", b"\x90", b"\x1f\x1e\x00|,\xff\r\n", b"\x00"]
 ERRORS = ["E: no", "E: 1\x1e2\x1f3|4 \x00 ü\n", ""]
+KEPT = ["x", "a.__rounds__.1:x", "1:x3:a.b", "größe"]
+WHERES = ['[{"name":"","next":1}]', '[{"name":"größe","next":12},{"name":"größe/b","next":2}]']
 QUEUES = ["default", "default", "gpu", "q-3"]
 PRIORITIES = [0, 0, 0, 5, -1, 32767, -32767]
 HOWS = ["direct", "failed", "left"]
@@ -66,6 +68,7 @@ def transition(
 ) -> list[Op]:
     """What a sender may commit who holds the claims of the specs `mine`; somebody outside gives back any."""
     kinds = [*_PLAIN, "rare"] + ["end"] * (12 if mine else 0) + ["back"] * (2 if mine or outside else 0)
+    kinds += ["round"] * (3 if mine else 0)
     free = set(state.claimed)
     ops: list[Op] = []
     if state.status not in ("running", "closing", "failing") and choose.one([True, True, False]):
@@ -83,6 +86,13 @@ def transition(
                 key = choose.one(held)
                 free.discard(key)
                 ops.append(_end(choose, key, state.claimed[key], now))
+        elif kind == "round":
+            if held := [key for key in mine if key in free]:
+                key = choose.one(held)
+                free.discard(key)
+                names = _some(choose, KEPT) if choose.one([True, False]) else []
+                ops += [("round", key, state.claimed[key], choose.one(WHERES), *names)]
+                ops += [("put", name, choose.one(CELLS), -1) for name in names]
         elif kind == "back":
             given = sorted(free) if outside else [key for key in mine if key in free]
             if given:
@@ -95,7 +105,7 @@ def transition(
                 ops.append(("clear",) if kind == "clear" else ("again", *_some(choose, TASKS)))
         else:
             ops.append(_op(choose, kind, state, now))
-    if any(op[0] in ("end", *_BACK) for op in ops):
+    if any(op[0] in ("end", "round", *_BACK) for op in ops):
         ops = [op for op in ops if op[0] not in ("again", "clear")]
     if choose.one([True, True, False]):
         ops.append(("claim", choose.one([0, 1, 1, 2, 3])))
@@ -220,16 +230,16 @@ def tags(before: dict[str, Any], ops: Sequence[Op], after: SessionState, claims:
 
 
 EVERY = [
-    "end completed", "end retry", "end failed", "end lost", "end passed", "end skipped", "end dropped",
-    "enqueue", "later", "arrive", "put", "append", "expect", "toward", "claim", "cap", "skipped", "again",
-    "absorb", "clear", "rng", "task", "reopen", "release", "doubt", "quarantine", "answer", "status closing",
-    "status failing", "status cancelled", "status paused", "status running", "running -> completed",
-    "running -> stopped", "running -> stalled", "running -> closing", "running -> failing",
-    "running -> paused", "running -> cancelled", "running -> failed", "closing -> completed",
-    "failing -> failed", "paused -> running", "completed -> running", "stalled -> running",
-    "stopped -> running", "failed -> running", "handed out", "held back by the cap",
-    "held back by max_steps", "promoted", "how direct", "how pass", "how skip", "how jump", "how lost",
-    "sent again", "too late", "Fenced", "WriteConflict",
+    "round", "end completed", "end retry", "end failed", "end lost", "end passed", "end skipped",
+    "end dropped", "enqueue", "later", "arrive", "put", "append", "expect", "toward", "claim", "cap",
+    "skipped", "again", "absorb", "clear", "rng", "task", "reopen", "release", "doubt", "quarantine",
+    "answer", "status closing", "status failing", "status cancelled", "status paused", "status running",
+    "running -> completed", "running -> stopped", "running -> stalled", "running -> closing",
+    "running -> failing", "running -> paused", "running -> cancelled", "running -> failed",
+    "closing -> completed", "failing -> failed", "paused -> running", "completed -> running",
+    "stalled -> running", "stopped -> running", "failed -> running", "handed out",
+    "held back by the cap", "held back by max_steps", "promoted", "how direct", "how pass", "how skip",
+    "how jump", "how lost", "sent again", "too late", "Fenced", "WriteConflict",
     "another's claim given back", "another's claim ended", "of another history", "robbed", "reaped",
     "rewritten", "bundles",
 ]  # fmt: skip

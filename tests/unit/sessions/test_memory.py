@@ -11,7 +11,7 @@ from graflow_ckpt.checkpoint.values.codec import check_storable
 from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionError
 from graflow_ckpt.core.facts import Cell, Live, Op, TaskSpec
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine.attempt import from_cells
+from graflow_ckpt.engine.body.live import from_cells
 from graflow_ckpt.sessions.memory import MemorySession
 from graflow_ckpt.sessions.views import InMemoryTaskQueue, MemoryChannel
 

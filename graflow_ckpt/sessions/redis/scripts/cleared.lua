@@ -4,4 +4,4 @@ for name in string.gmatch(queues, '[^,]+') do call('UNLINK', P .. 'q:' .. name) 
 for _, name in ipairs(call('HKEYS', P .. 'v')) do
   if string.sub(name, 1, 1) == '=' then call('UNLINK', P .. 'a:' .. string.sub(name, 2)) end
 end
-for name in string.gmatch('c h dl dead g done sk pa er n v t tok own qt', '%S+') do call('UNLINK', P .. name) end
+for name in string.gmatch('c h dl dead g done sk pa er n r v t tok own qt', '%S+') do call('UNLINK', P .. name) end

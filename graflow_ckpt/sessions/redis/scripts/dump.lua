@@ -6,7 +6,7 @@ local P = string.sub(KEYS[1], 1, -2)
 --KNOWN--
 if not line then return {'gone'} end
 local reply = {line}
-for name in string.gmatch('h dl c dead g done sk pa er n t', '%S+') do
+for name in string.gmatch('h dl c dead g done sk pa er n t r', '%S+') do
   if name == 'dl' or name == 'done' then
     reply[#reply + 1] = call('ZRANGE', P .. name, 0, -1, 'WITHSCORES')
   else

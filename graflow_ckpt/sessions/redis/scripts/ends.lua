@@ -51,6 +51,9 @@ local function unschedule()
   end
   for name in string.gmatch(queues, '[^,]+') do call('DEL', P .. 'q:' .. name) end
   call('DEL', P .. 'dl', P .. 'g')
+  for _, k in ipairs(find(flags, 'r', 1, true) and call('HKEYS', P .. 'r') or {}) do
+    if call('HEXISTS', C, k) + call('HEXISTS', P .. 'dead', k) == 0 then leave_loops(k) end
+  end
 end
 
 -- nothing runs: is this an end?

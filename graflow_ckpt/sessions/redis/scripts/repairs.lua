@@ -80,17 +80,26 @@
     end
     local function thin(zset)
       for _, spec in ipairs(call('ZRANGE', zset, 0, -1)) do
-        if gone[fields(spec)[2]] then call('ZREM', zset, spec) end
+        if gone[fields(spec)[2]] then
+          call('ZREM', zset, spec)
+          leave_loops(match(spec, '^[^\31]*'))
+        end
       end
     end
     for name in string.gmatch(queues, '[^,]+') do thin(P .. 'q:' .. name) end
     thin(P .. 'dl')
     for k, rec in pairs(claims()) do
-      if gone[fields(match(rec, '^[^\31]*\31[^\31]*\31(.*)$'))[2]] then drop(k) end
+      if gone[fields(match(rec, '^[^\31]*\31[^\31]*\31(.*)$'))[2]] then
+        drop(k)
+        leave_loops(k)
+      end
     end
     local all = call('HGETALL', P .. 'dead')
     for n = 1, #all, 2 do
-      if gone[fields(of_dead(all[n + 1]))[2]] then call('HDEL', P .. 'dead', all[n]) end
+      if gone[fields(of_dead(all[n + 1]))[2]] then
+        call('HDEL', P .. 'dead', all[n])
+        leave_loops(all[n])
+      end
     end
     i = i + 2 + tonumber(ARGV[i + 1])
   elseif op == 'b' then -- so many arrivals come too late: task count
@@ -98,7 +107,7 @@
     i = i + 3
   elseif op == 'c' then -- nothing is scheduled any more
     status, reason = 'running', ''
-    unschedule()
     for k in pairs(claims()) do drop(k) end
     call('DEL', P .. 'dead')
+    unschedule()
     i = i + 1

@@ -36,5 +36,6 @@ for i = 7, 6 + n do
 end
 for i = 7 + n, #ARGV, 2 do call('HSET', P .. 'h', ARGV[i], ARGV[i + 1]) end
 call('HSET', P .. 'h', 'epoch', epoch + 1, 'created', made)
-call('HSET', KEYS[1], 'c', ARGV[2], 'format', call('HEXISTS', P .. 'h', 'run') == 1 and '@AGAIN@' or '@FORMAT@')
+local rounds = call('EXISTS', P .. 'r') == 1 and '@ROUNDS@'
+call('HSET', KEYS[1], 'c', ARGV[2], 'format', rounds or (call('HEXISTS', P .. 'h', 'run') == 1 and '@AGAIN@' or '@FORMAT@'))
 return {'done', epoch + 1}

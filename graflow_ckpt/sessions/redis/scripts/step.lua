@@ -19,8 +19,9 @@
 --
 -- c   format -> number of the session's format     c -> status|sequence|steps|key|claim|order|max_steps|cap|flags|queues|held|
 --     token -> nonce tail keys: its last reply     key -> number token spec: a claim
---     flags: m errors or skips were noted, a lists, b bundles, t tasks made at run time, d delayed specs, l ledger, f fleet, z frozen, e it has ended
+--     flags: m errors or skips were noted, a lists, b bundles, t tasks made at run time, d delayed specs, r rounds, l ledger, f fleet, z frozen, e it has ended
 -- spec    key task priority retries max how cycle not_before queue crashes data        divided by \31
+-- r       key -> where its loops are (JSON), \30 and length:NAME… of what they keep
 -- q:QUEUE spec, its score order - priority * 2^33
 -- v   =NAME -> cell, or \193\0 and the id of a bundle: values that share objects     #NAME -> version: sequence_nonce
 --     of the transition that wrote it last     *ID -> one pickle of all     ~ID -> length:NAME… of those still in it
@@ -32,12 +33,19 @@ local token, nonce, mode, prev = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
 local short = sub(mode, 1, 1) == 't'
 local found = call('HMGET', C, 'c', token, ARGV[short and 6 or 7], 'format') -- the counters, its last reply, the claim that it ends if it ends one
 local line, before, format = found[1], found[2], found[4]
-if (line or format) and format ~= '@FORMAT@' and format ~= '@AGAIN@' and format ~= '@OLDEST@' then return redis.error_reply('FORMAT ' .. (format or '1') .. ' ' .. C) end
+if (line or format) and format ~= '@FORMAT@' and not find('@KNOWN@', ' ' .. (format or '') .. ' ', 1, true) then return redis.error_reply('FORMAT ' .. (format or '1') .. ' ' .. C) end
 if not line then return {'gone'} end
 local status, sequence, steps, key, claim, order, max_steps, cap, flags, queues, held =
   match(line, '^([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|(%d*)')
 local V = P .. 'v'
 local DIRECT = '^[^\31]*\31[^\31]*\31[^\31]*\31[^\31]*\31[^\31]*\31direct\31' -- a spec with a body
+
+-- a claim as it is handed out: where its loops are stands in the place of the token
+local function shown(k, rec)
+  local at = find(flags, 'r', 1, true) and call('HGET', P .. 'r', k)
+  if not at then return rec end
+  return (string.gsub(rec, '^([^\31]*)\31[^\31]*', function(number) return number .. '\31' .. match(at, '^[^\30]*') end))
+end
 
 local function ready_in(names)
   local n = 0
@@ -56,7 +64,7 @@ if not before or find(before, prev, 1, true) ~= 1 then
     local reply = {status, tonumber(steps), ready_in(queues), tail}
     for k in string.gmatch(keys, '[^,]+') do
       local rec = call('HGET', C, k)
-      if rec and match(rec, '^[^\31]*\31([^\31]*)') == token then reply[#reply + 1] = rec end
+      if rec and match(rec, '^[^\31]*\31([^\31]*)') == token then reply[#reply + 1] = shown(k, rec) end
     end
     return reply
   end
@@ -124,6 +132,7 @@ sequence, steps, key, claim, order =
 held = tonumber(held) or 0
 local version = sequence .. '_' .. nonce
 local marks, lists = find(flags, 'm', 1, true), find(flags, 'a', 1, true)
+local written -- what it is asked for: the version of what it writes
 local was, reason, out, keys, elsewhere, deaths = status, nil, {}, {}, false, 0
 local own = ARGV[#ARGV - 2] == 'C' and ARGV[#ARGV] or '*' -- the queue that its sender claims from
 
@@ -136,25 +145,45 @@ local function mark()
   if not marks then marks, flags = true, flags .. 'm' end
 end
 
+-- length:NAME…
+local function names_in(text)
+  local found, at = {}, 1
+  while at <= #text do
+    local size = match(text, '^%d+', at)
+    local from = at + #size + 1
+    at = from + tonumber(size)
+    found[#found + 1] = sub(text, from, at - 1)
+  end
+  return found
+end
+
 -- what is written under a name is not in its bundle any more; the last one takes it away
 local function leave(name)
   if not find(flags, 'b', 1, true) or call('HSTRLEN', V, '=' .. name) ~= 34 then return end
   local cell = call('HGET', V, '=' .. name)
   if sub(cell, 1, 2) ~= '\193\0' then return end
   local id, left = sub(cell, 3), {}
-  local names, at = call('HGET', V, '~' .. id), 1
-  while at <= #names do
-    local size = match(names, '^%d+', at)
-    local from = at + #size + 1
-    at = from + tonumber(size)
-    local other = sub(names, from, at - 1)
-    if other ~= name then left[#left + 1] = size .. ':' .. other end
+  for _, other in ipairs(names_in(call('HGET', V, '~' .. id))) do
+    if other ~= name then left[#left + 1] = #other .. ':' .. other end
   end
   if #left == 0 then
     call('HDEL', V, '*' .. id, '~' .. id)
   else
     call('HSET', V, '~' .. id, table.concat(left))
   end
+end
+
+-- the loops of a spec are over: what they have kept goes with it
+local function leave_loops(k)
+  local at = find(flags, 'r', 1, true) and call('HGET', P .. 'r', k)
+  if not at then return end
+  for _, name in ipairs(names_in(match(at, '^[^\30]*\30(.*)$'))) do
+    leave(name)
+    call('HDEL', V, '=' .. name, '#' .. name)
+    if lists then call('DEL', P .. 'a:' .. name) end
+  end
+  call('HDEL', P .. 'r', k)
+  if call('EXISTS', P .. 'r') == 0 then flags = string.gsub(flags, 'r', '') end
 end
 
 --SPECS--
@@ -169,6 +198,7 @@ while i <= #ARGV do
     local name = task .. '.__result__'
     steps = steps + 1
     drop(k)
+    leave_loops(k)
     call('ZADD', P .. 'done', steps, task)
     leave(name)
     call('HSET', V, '=' .. name, ARGV[i + 2], '#' .. name, version)
@@ -205,7 +235,7 @@ while i <= #ARGV do
         claim = claim + 1
         call('HSET', C, k, rec)
         held = held + 1
-        out[#out + 1], keys[#keys + 1] = rec, k
+        out[#out + 1], keys[#keys + 1] = shown(k, rec), k
         limit = limit - 1
       end
     end
@@ -271,8 +301,9 @@ while i <= #ARGV do
       mark()
       call('HSET', P .. 'er', task, 'f' .. err)
       call('HDEL', P .. 'pa', task)
-      if how == 'failed' then dead(k, err, table.concat(f, '\31')) end
+      if how == 'failed' then dead(k, err, table.concat(f, '\31')) else leave_loops(k) end
     else
+      leave_loops(k)
       if how == 'skipped' then
         mark()
         call('HSET', P .. 'sk', task, steps)
@@ -319,6 +350,28 @@ while i <= #ARGV do
     call('HSET', P .. 'h', 'm:' .. call('HINCRBY', P .. 'h', 'makes', 1), nonce .. ' ' .. ARGV[i + 1])
     if not find(flags, 't', 1, true) then flags = flags .. 't' end
     i = i + 3
+  elseif op == 'U' then -- a round of its loops is over: key where n name…
+    local k, n, had = ARGV[i + 1], tonumber(ARGV[i + 3]), {}
+    local names = match(call('HGET', P .. 'r', ARGV[i + 1]) or '\30', '^[^\30]*\30(.*)$')
+    for _, name in ipairs(n > 0 and names_in(names) or {}) do had[name] = true end
+    for at = i + 4, i + 3 + n do
+      if not had[ARGV[at]] then names = names .. #ARGV[at] .. ':' .. ARGV[at] end
+    end
+    call('HSET', P .. 'r', k, ARGV[i + 2] .. '\30' .. names)
+    if not find(flags, 'r', 1, true) then
+      flags = flags .. 'r'
+      call('HSET', C, 'format', '@ROUNDS@')
+    end
+    local f = fields(recs[k])
+    if f[4] ~= '0' or f[10] ~= '0' then -- it has come further: what has failed before does not count
+      local err = call('HGET', P .. 'er', f[2])
+      if f[4] ~= '0' and err and sub(err, 1, 1) == 'r' then call('HDEL', P .. 'er', f[2]) end
+      f[4], f[10] = '0', '0'
+      recs[k] = table.concat(f, '\31')
+      call('HSET', C, k, match(call('HGET', C, k), '^[^\31]*\31[^\31]*\31') .. recs[k])
+    end
+    written = version
+    i = i + 4 + n
   elseif op == 'G' then -- random state
     call('HSET', P .. 'h', 'rng', ARGV[i + 1])
     i = i + 2
@@ -347,7 +400,7 @@ if expires and expires ~= '' then
   local function set(name)
     if expires == 'never' then redis.pcall('PERSIST', P .. name) else redis.pcall('EXPIRE', P .. name, expires) end
   end
-  for name in string.gmatch('c h dl dead g done sk pa er n v t ledger', '%S+') do set(name) end
+  for name in string.gmatch('c h dl dead g done sk pa er n r v t ledger', '%S+') do set(name) end
   for name in string.gmatch(queues, '[^,]+') do set('q:' .. name) end
   if lists then
     for _, name in ipairs(call('HKEYS', V)) do

@@ -61,5 +61,6 @@ else
     end
   end
 end
+if written then tail = tail .. '\31version\31' .. written end
 if find(queues, ',', 1, true) then ready = ready_in(queues) else ready = call('ZCARD', P .. 'q:' .. queues) end
 if find(flags, 't', 1, true) then tail = tail .. '\31made\31' .. (call('HGET', P .. 'h', 'makes') or 0) .. ' ' .. call('HLEN', P .. 't') end

@@ -85,8 +85,8 @@ BROKEN = {
     "an order is given twice": (", spec)\n    order = order + 1\n", ", spec)\n"),
     # ends
     "a completed claim is kept": (
-        "    drop(k)\n    call('ZADD', P .. 'done'",
-        "    call('ZADD', P .. 'done'",
+        "    drop(k)\n    leave_loops(k)\n",
+        "    leave_loops(k)\n",
     ),
     "completions have no order": (
         "    call('ZADD', P .. 'done', steps, task)\n    leave(name)",
@@ -122,6 +122,51 @@ BROKEN = {
     "a skip is forgotten": ("      if how == 'skipped' then", "      if how == 's' then"),
     "a group is not through": ("'passed' then", "'p' then"),
     "what was to be retried and is not, is not told": ("      if f[4] ~= '0' then give_up(task) end\n", ""),
+    # rounds
+    "a round is forgotten": ("    call('HSET', P .. 'r', k, ARGV[i + 2] .. '\\30' .. names)\n", ""),
+    "a round forgets what was kept before": (
+        "local names = match(call('HGET', P .. 'r', ARGV[i + 1]) or '\\30', '^[^\\30]*\\30(.*)$')",
+        "local names = ''",
+    ),
+    "what is kept is noted twice": ("do had[name] = true end", "do had[name] = nil end"),
+    "a round leaves its retries": ("      f[4], f[10] = '0', '0'\n", "      f[10] = '0'\n"),
+    "a round leaves its crashes": ("      f[4], f[10] = '0', '0'\n", "      f[4] = '0'\n"),
+    "a round leaves the claim as it was": (
+        "      call('HSET', C, k, match(call('HGET', C, k), '^[^\\31]*\\31[^\\31]*\\31') .. recs[k])\n",
+        "",
+    ),
+    "a round leaves its error": (
+        "then call('HDEL', P .. 'er', f[2]) end\n      f[4], f[10]",
+        "then end\n      f[4], f[10]",
+    ),
+    "a claim does not say where its loops are": ("shown(k, rec), k", "rec, k"),
+    "what is answered again does not say where its loops are": ("= shown(k, rec) end", "= rec end"),
+    "loops outlive their task": (
+        "    leave_loops(k)\n    call('ZADD', P .. 'done'",
+        "    call('ZADD', P .. 'done'",
+    ),
+    "loops outlive what was lost": ("else leave_loops(k) end", "end"),
+    "loops outlive what was dropped": (
+        "      leave_loops(k)\n      if how == 'skipped'",
+        "      if how == 'skipped'",
+    ),
+    "what loops keep outlives them": (
+        "    call('HDEL', V, '=' .. name, '#' .. name)\n    if lists",
+        "    if lists",
+    ),
+    "what loops keep leaves its list": (
+        "    if lists then call('DEL', P .. 'a:' .. name) end\n  end\n  call('HDEL', P .. 'r', k)",
+        "  end\n  call('HDEL', P .. 'r', k)",
+    ),
+    "loops of claims outlive what runs again": (
+        "        drop(k)\n        leave_loops(k)\n",
+        "        drop(k)\n",
+    ),
+    "loops of ready specs outlive what runs again": ("          leave_loops(match(spec, '^[^\\31]*'))\n", ""),
+    "loops outlive what was scheduled": (
+        "    if call('HEXISTS', C, k) + call('HEXISTS', P .. 'dead', k) == 0 then leave_loops(k) end\n",
+        "",
+    ),
     # claims
     "a paused session hands out": (
         "    if status == 'running' then\n      if find(flags, 'd'",
@@ -302,7 +347,10 @@ BROKEN = {
     "what runs again was only retried": ("      give_up(task)\n      call('ZREM'", "      call('ZREM'"),
     "nothing comes too late": ("ARGV[i + 2] .. ' 0 0 0 1')", "ARGV[i + 2] .. ' 0 0 0 0')"),
     "clearing leaves claims": ("    for k in pairs(claims()) do drop(k) end\n", ""),
-    "clearing leaves what was set aside": ("    call('DEL', P .. 'dead')\n    i = i + 1", "    i = i + 1"),
+    "clearing leaves what was set aside": (
+        "    call('DEL', P .. 'dead')\n    unschedule()\n",
+        "    unschedule()\n",
+    ),
     "clearing leaves what is ready": ("do call('DEL', P .. 'q:' .. name) end\n", "do end\n"),
     "clearing leaves what is delayed": ("call('DEL', P .. 'dl', P .. 'g')", "call('DEL', P .. 'g')"),
     "clearing leaves gates": ("call('DEL', P .. 'dl', P .. 'g')", "call('DEL', P .. 'dl')"),

@@ -57,7 +57,7 @@ class Parameter:
 class Binding:
     """The parameters that one task's body takes."""
 
-    __slots__ = ("context", "data", "func", "inline", "parameters", "plain", "task")
+    __slots__ = ("context", "data", "func", "inline", "parameters", "plain", "task", "_loops")
 
     def __init__(
         self, task: Task, preds: dict[str, str], groups: dict[str, tuple[str, ...]], plain: bool = False
@@ -67,6 +67,7 @@ class Binding:
         o = task.options
         self.inline = o.timeout is None and o.isolation == "thread" and not is_coroutine(task.func)
         self.plain = plain
+        self._loops: bool | None = None
         self.context: str | None = None
         self.parameters: dict[str, Parameter] = {}
         self.data: str | None = None
@@ -87,6 +88,12 @@ class Binding:
                 self.parameters[n] = Parameter(n, default, preds.get(n), groups.get(n), bound)
         self.data = "data" if "data" in self.parameters else next(iter(self.parameters), None)
 
+    def has_loops(self) -> bool:
+        """Return True if the body may have a loop of rounds: it, or a function that it calls by name."""
+        if self._loops is None:
+            self._loops = may_call(self.func, "rounds")
+        return self._loops
+
     def reads(self, given: Container[str | None] = ()) -> list[str]:
         """Return the names of the values that may be read where a call has given these parameters."""
         names: list[str] = []
@@ -94,6 +101,30 @@ class Binding:
             if p.bound is MISSING and p.name not in given:
                 names += [m + RESULT for m in p.group] if p.group is not None else [p.result or p.name]
         return names
+
+
+def may_call(func: object, name: str) -> bool:
+    """Return True if a function may call something of that name, or if its code cannot be read."""
+    known: set[CodeType] = set()
+    found: list[Any] = [func]
+    while found:
+        one = found.pop()
+        while (inner := getattr(one, "__wrapped__", None)) is not None:
+            one = inner
+        code = getattr(one, "__code__", None)
+        if code is None:
+            return True
+        codes = [code]
+        for code in codes:
+            if code in known:
+                continue
+            known.add(code)
+            if name in code.co_names:
+                return True
+            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+            called = [one.__globals__.get(word) for word in code.co_names]
+            found += [function for function in called if isinstance(function, FunctionType)]
+    return False
 
 
 def _context(task: Task, names: Sequence[str]) -> str | None:

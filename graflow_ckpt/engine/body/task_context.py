@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from threading import get_ident
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
 from graflow_ckpt.checkpoint.values.attachments import Attachment, attach, record
@@ -20,8 +21,12 @@ from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import GraflowError, GraphError, UnknownTask, WorkflowCancelled
 from graflow_ckpt.core.facts import NO_DATA, RESULT, Cell, Live, Next, Request, Spawned
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine.attempt import Attempt, mark
-from graflow_ckpt.engine.bind import MISSING, Binding
+from graflow_ckpt.engine.body.attempt import Attempt, mark
+from graflow_ckpt.engine.body.bind import MISSING, Binding
+from graflow_ckpt.engine.body.random_state import States
+from graflow_ckpt.engine.body.rounds import WITHIN, LoopHost, Loops, Rounds
+
+T = TypeVar("T")
 
 _log = logging.getLogger("graflow_ckpt.task")
 
@@ -80,19 +85,15 @@ class PendingCheckpoint:
         return f"PendingCheckpoint({self.path!r}, {what})"
 
 
-class Host(Protocol):
+class Host(LoopHost, Protocol):
     """The run that a task context belongs to, as it uses it."""
 
     session_id: str
     execution: str  # the session, and the number of its run from the second on
 
-    def task_of(self, name: str) -> Task | None: ...
-
     def successors_of(self, name: str) -> Sequence[str]: ...
 
     def is_join(self, name: str) -> bool: ...
-
-    def progress(self, task: str, done: float, total: float | None) -> None: ...
 
     def reserve(
         self, task: str, metadata: dict[str, Any], storage: str | None = None
@@ -101,9 +102,6 @@ class Host(Protocol):
     def is_made(self, name: str) -> bool: ...
 
     def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell: ...
-
-    @property
-    def stopping(self) -> bool: ...
 
 
 class TaskChannel:
@@ -136,7 +134,9 @@ class TaskChannel:
 class TaskExecutionContext:
     """Given to tasks with `inject_context=True`."""
 
-    def __init__(self, attempt: Attempt, host: Host, extra_attempts: int = 0) -> None:
+    def __init__(
+        self, attempt: Attempt, host: Host, extra_attempts: int = 0, *, began: States | None = None
+    ) -> None:
         spec = attempt.claim.spec
         self.task_id = spec.task_id
         self.cycle = spec.cycle
@@ -146,11 +146,18 @@ class TaskExecutionContext:
         self.channel = TaskChannel(attempt)
         self._attempt = attempt
         self._host = host
+        self._began, self._thread = began, get_ident()
+        if attempt.claim.rounds:
+            self._loops().restore_began()
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt of one execution, and of no other."""
-        return f"{self._host.execution}/{self.task_id}/{self.cycle}"
+        """The same for every attempt of one execution, and of no other; in a loop: of one round of it."""
+        key = f"{self._host.execution}/{self.task_id}/{self.cycle}"
+        loops = self._attempt.loops
+        if loops is None or not loops.open:
+            return key
+        return "/".join([key, *(f"{loop.path.rpartition(WITHIN)[2]}:{loop.index}" for loop in loops.open)])
 
     def get_channel(self) -> TaskChannel:
         return self.channel
@@ -168,6 +175,25 @@ class TaskExecutionContext:
                 raise UnknownTask(f"forget({name!r}): the graph has no such task.", task=name)
             self._attempt.set(name + RESULT, FORGOTTEN)
 
+    # --- loops -------------------------------------------------------------------------
+
+    def rounds(
+        self, items: Iterable[T], *, name: str | None = None, state: Mapping[str, Any] | None = None,
+        every: int = 1,
+    ) -> Rounds[T]:  # fmt: skip
+        """Loop over items, and commit each round: `for epoch in context.rounds(range(100)):`.
+
+        After a crash the body runs again, and the loop continues at the first round that is not committed.
+        `state`: objects that change from round to round, loaded in place before the first round: those with
+        `state_dict` and `load_state_dict`, dicts, lists and numpy arrays. `every`: commit each n-th round,
+        and the last. `name`: for a second loop, one within another, or an iterable that is no sequence.
+        """
+        self._attempt.still_running()
+        return self._loops().enter(items, name, state, every)
+
+    def _loops(self) -> Loops:
+        return self._attempt.loops_of(self._host, self._began, self._thread)
+
     # --- checkpoints -------------------------------------------------------------------
 
     def checkpoint(
@@ -181,6 +207,9 @@ class TaskExecutionContext:
             "cycle_count": self.cycle,
             "elapsed_time": monotonic() - self.start_time,
         }
+        loops = self._attempt.loops
+        if loops is not None and loops.open:
+            enriched["round"] = loops.open[-1].index
         if asks.request is not None:
             _log.warning(
                 "task %s asked for a checkpoint twice; there is one, when it has completed, with the later "

@@ -3,7 +3,7 @@
 Method: wall time of `execute`. A loop of 2,000 rounds with a state of 1 KB (a dict, one number of which
 changes) beside the same work as steps of `next_iteration`, same durability, in turns; and a loop whose
 model of 64 MB changes in each round of 0.5 s beside a plain `for` in a session without any durability.
-Unit: µs and ms per round.
+The floor is what stands beside: nobody pays less for a step that is kept. Unit: µs and ms per round.
 A regression: a second sync for each round, a copy of large state at each, anything that is kept per round.
 """
 

@@ -110,8 +110,7 @@ def _round(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None
     spec = state.specs[key]
     if spec.retry_count:
         state.not_retried(spec)
-        if not any(state.specs[dead].task_id == spec.task_id for dead in state.dead):
-            state.errors.pop(spec.task_id, None)
+        state.errors.pop(spec.task_id, None)
     if spec.retry_count or spec.crashes:
         state.specs[key] = spec._replace(retry_count=0, crashes=0)
 

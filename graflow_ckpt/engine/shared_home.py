@@ -134,15 +134,8 @@ class SharedHome(CheckpointPlace):
 
     def follow(self) -> SessionState:
         """Return the session as it is now, without values: `replace_finished` replaces this alone."""
-        self.seen = self._moment()
+        self.seen = moment(self.facts)
         return read_state(self.facts.link, self.session, self.cells, values=False)
-
-    def is_as_seen(self) -> bool:
-        """Return True if nobody has changed it since `follow`."""
-        return self.seen == self._moment()
-
-    def _moment(self) -> str:
-        return f"{self.facts.get('created')}|{self.facts.line()['sequence']}"
 
     def _schedule_again(self, context: ExecutionContext) -> None:
         state, graph = context.state, context.graph
@@ -251,6 +244,11 @@ class SharedHome(CheckpointPlace):
                 self.facts.note({"trace": text})
 
 
+def moment(facts: SharedFacts) -> str:
+    """Return what tells a session as it is now: when it was made, and how often it was changed."""
+    return f"{facts.get('created')}|{facts.line()['sequence']}"
+
+
 def replace_finished(
     home: SharedHome, former: SharedHome, state: SessionState, facts: Mapping[str, str | bytes], **more: Any
 ) -> None:
@@ -258,7 +256,7 @@ def replace_finished(
     try:
         kept = former.cut("end", None, portable=True)
     except (GraflowError, OSError) as error:
-        if not former.is_as_seen():  # another process was quicker, and has replaced what was to be kept
+        if former.seen != moment(former.facts):  # another process was quicker
             raise refused(home.session, b"changed") from error
         raise CheckpointError(
             f"Session {home.session} is not run again: {former.place} cannot keep its end: {error}",

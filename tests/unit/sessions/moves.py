@@ -284,5 +284,7 @@ SCENES: list[list[list[Op]]] = [
      [("reopen", 2, None), _ONE]],
     [[_A, ("status", "cancelled", "no more")], [("reopen", 2, None), _ONE]],
     [[_ONE], [("status", "cancelled", "too late")]],
+    [[_A, _ONE], [("round", 1, 1, WHERES[0], "x"), ("put", "x", b"\x01", -1)],
+     [("end", 1, 1, "failed", "E: no")], [("again", "a")]],
 ]  # fmt: skip
 """What chance brings too seldom, from the start of a session on."""

@@ -364,8 +364,7 @@ while i <= #ARGV do
     end
     local f = fields(recs[k])
     if f[4] ~= '0' or f[10] ~= '0' then -- it has come further: what has failed before does not count
-      local err = call('HGET', P .. 'er', f[2])
-      if f[4] ~= '0' and err and sub(err, 1, 1) == 'r' then call('HDEL', P .. 'er', f[2]) end
+      if f[4] ~= '0' then call('HDEL', P .. 'er', f[2]) end
       f[4], f[10] = '0', '0'
       recs[k] = table.concat(f, '\31')
       call('HSET', C, k, match(call('HGET', C, k), '^[^\31]*\31[^\31]*\31') .. recs[k])

@@ -135,10 +135,7 @@ BROKEN = {
         "      call('HSET', C, k, match(call('HGET', C, k), '^[^\\31]*\\31[^\\31]*\\31') .. recs[k])\n",
         "",
     ),
-    "a round leaves its error": (
-        "then call('HDEL', P .. 'er', f[2]) end\n      f[4], f[10]",
-        "then end\n      f[4], f[10]",
-    ),
+    "a round leaves its error": ("      if f[4] ~= '0' then call('HDEL', P .. 'er', f[2]) end\n", ""),
     "a claim does not say where its loops are": ("shown(k, rec), k", "rec, k"),
     "what is answered again does not say where its loops are": ("= shown(k, rec) end", "= rec end"),
     "loops outlive their task": (
@@ -389,11 +386,9 @@ BROKEN = {
     "a turn gives a claim's number twice": ("1), count('%d', claim + 1),", "1), claim,"),
     "a turn is not answered again": ("token, nonce .. '\\30\\30' .. k2, k2", "token, '0\\30\\30' .. k2, k2"),
     "a turn's claim is not answered again": ("nonce .. '\\30\\30' .. k2, k2", "nonce .. '\\30\\30', k2"),
-    "what runs again is claimed": ("*\\31(.*)$'))[2]] then drop(k) end", "*\\31(.*)$'))[2]] then end"),
-    "what runs again is set aside": (
-        "if gone[fields(of_dead(all[n + 1]))[2]] then call('HDEL', P .. 'dead', all[n]) end",
-        "",
-    ),
+    "what runs again is claimed": ("        drop(k)\n        leave_loops(k)\n", "        leave_loops(k)\n"),
+    "what runs again is set aside": ("        call('HDEL', P .. 'dead', all[n])\n", ""),
+    "loops of what was set aside outlive what runs again": ("        leave_loops(all[n])\n", ""),
     "claims are miscounted": ("held = held - call('HDEL', C, k)", "call('HDEL', C, k)"),
     "what is handed out is not counted": ("        held = held + 1\n", ""),
     "somebody else's claim is given back": (

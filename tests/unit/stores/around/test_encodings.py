@@ -604,7 +604,7 @@ def test_what_does_not_know_the_format_refuses_an_encrypted_journal_by_name(
     monkeypatch.setattr(journal, "_KNOWN", (b"1", b"2"))
 
     assert journal.is_later(raw)
-    with pytest.raises(errors.SchemaUnsupported, match="format 3"):
+    with pytest.raises(errors.SchemaUnsupported, match="format 5"):
         read(raw)
 
 

@@ -40,7 +40,8 @@ class Trainer:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self._env) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                lines.append(line.strip())
+                if line.endswith("\n"):  # else it was killed while it wrote
+                    lines.append(line.strip())
                 if len(lines) == kill_after:
                     try:
                         process.wait(late)

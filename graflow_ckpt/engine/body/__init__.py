@@ -1,1 +1,1 @@
-"""What a body sees: its context, its attempt with the values that it has, and its loops."""
+"""The view of a body: its context, its attempt with the values that it has, and its loops."""

@@ -1,4 +1,4 @@
-"""What a loop is over, and the objects that it keeps from round to round."""
+"""Loop values: the items of a loop, and the objects that it keeps from round to round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLAIN = (str, bytes, int, float, bool, tuple, list, dict, type(None))
 
 
 class Items:
-    """What a loop is over, and a digest of what it has had of it."""
+    """The items of a loop, and a digest of those that it has had."""
 
     def __init__(self, items: Any) -> None:
         by_number = getattr(items, "__getitem__", None) is not None and not isinstance(items, Iterable)

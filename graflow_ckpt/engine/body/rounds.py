@@ -81,7 +81,7 @@ class LoopHost(Protocol):
 
 
 class Answer(NamedTuple):
-    """What became of the commit of a round."""
+    """The answer to the commit of a round."""
 
     version: Version = 0  # of what it has written
     error: Exception | None = None  # raised in the body; nothing was committed
@@ -138,10 +138,7 @@ class Loops:
         self.places = {one.name: one for one in places_of(attempt.claim.rounds)}
         self._task = spec.task_id
         self._prefix = spec.task_id + _SUFFIX + (f"[{spec.cycle}]" if spec.cycle else "")
-        self._random, self._began = (
-            host.keeps_random,
-            began,
-        )  # the random state before the body, if it is known
+        self._began = began  # the random state before the body, if it is known
         self._entered: set[str] = set()
         self._kept: dict[str, Cell] = {}  # as it was last committed
         self._left: dict[str, Cell] = {}  # of loops that were left since the last commit: what they keep
